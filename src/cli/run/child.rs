@@ -3,14 +3,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{self, Read, Write};
+use std::os::fd::RawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, ExitStatus};
 
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork};
+use nix::unistd::{ForkResult, Pid, daemon, fork};
 
 use crate::failure::Failure;
 
@@ -67,6 +70,48 @@ pub(super) fn rehearse(act: impl FnOnce() -> String) -> io::Result<String> {
             match ended {
                 WaitStatus::Exited(_, 0) => Ok(said),
                 other => Err(io::Error::other(format!("{other:?}"))),
+            }
+        }
+    }
+}
+
+/// Calls `act` in a process that is no child of this one, in a session of its own, without the descriptors that this process inherited, and
+/// deaf to the signals by which programs are ended together. The process ends with `act`.
+pub(super) fn detach(act: impl FnOnce()) -> io::Result<()> {
+    // SAFETY: as in `rehearse`.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            // Only a child of the child returns from it.
+            let code = match daemon(false, false) {
+                Ok(()) => {
+                    close_inherited();
+                    for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM] {
+                        // SAFETY: a signal that is ignored runs no code.
+                        let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigIgn) };
+                    }
+                    i32::from(catch_unwind(AssertUnwindSafe(act)).is_err())
+                }
+                Err(_) => 1,
+            };
+            // SAFETY: as in `rehearse`.
+            unsafe { libc::_exit(code) }
+        }
+        ForkResult::Parent { child } => match waitpid(child, None)? {
+            WaitStatus::Exited(_, 0) => Ok(()),
+            other => Err(io::Error::other(format!("{other:?}"))),
+        },
+    }
+}
+
+/// Closes the descriptors that survive `exec`: this program's own do not.
+fn close_inherited() {
+    let own = fs::read_dir("/proc/self/fd").into_iter().flatten();
+    let numbers = own.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    for number in numbers.filter(|number| *number > libc::STDERR_FILENO) {
+        // SAFETY: the first call only reads a flag. A descriptor without it is not one of this program, so nothing here uses it.
+        unsafe {
+            if libc::fcntl(number, libc::F_GETFD) == 0 {
+                libc::close(number);
             }
         }
     }

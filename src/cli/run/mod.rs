@@ -2,9 +2,9 @@
 //!
 //! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`. A mount namespace shows it what a kernel
 //! with an RDMA device has in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), kept up to date
-//! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]). When the
-//! program has ended, it closes the connections that were left open ([`OrphanTable`]), and reports what the device refused to a
-//! program that failed ([`EventLog`]).
+//! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]), and reports what the
+//! device refused to a program that failed ([`EventLog`]). A process of its own keeps the view, and ends the connections that programs
+//! leave open ([`watcher`]).
 
 mod child;
 mod counts;
@@ -15,6 +15,7 @@ mod overlay;
 mod preflight;
 mod tree;
 mod view;
+mod watcher;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,8 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
 use roxie::host::{
-    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PacketRule, PacketRules,
-    PortPlan, RuleError, SelectiveRepeat, Stack,
+    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, PacketRule, PacketRules, PortPlan,
+    RuleError, SelectiveRepeat, Stack,
 };
 use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
@@ -38,6 +39,7 @@ use crate::failure::Failure;
 use crate::output;
 pub(crate) use library::Library;
 use preflight::Preflight;
+use watcher::Watcher;
 
 /// Most refusals that are reported of a failed program; older ones are left out.
 const REFUSALS: usize = 8;
@@ -292,24 +294,30 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     for part in missing.iter().filter(|_| !arguments.options.quiet) {
         output::note(part);
     }
-    if !missing.iter().any(overlay::NoView::is_of_sysfs)
-        && let Err(error) = live::keep(view, vlans, Path::new(overlay::CLASS))
-    {
-        output::note(format_args!("/sys/class/infiniband stays as it is now, without counters: {error}"));
+    let has_view = !missing.iter().any(overlay::NoView::is_of_sysfs);
+    let keep = || if has_view { live::keep(view, vlans, Path::new(overlay::CLASS)) } else { Ok(()) };
+    let watcher = Watcher::start(keep, || prepared.device());
+    match &watcher {
+        Ok(Watcher { stale: Some(error), .. }) => {
+            output::note(format_args!("/sys/class/infiniband stays as it is now, without counters: {error}"));
+        }
+        Ok(_) => {}
+        Err(error) => output::note(format_args!(
+            "no process outlives the program: if it is killed, its peers wait for their timeouts, and /sys/class/infiniband stays as it is \
+             now: {error}"
+        )),
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
-    // Without this memory, the peers of a killed program notice only by their timeouts.
-    let orphans = OrphanTable::create().ok();
+    command.envs(watcher.iter().map(|watcher| (watcher::ORPHANS, &watcher.name)));
     // Without this memory, only ROXIE_LOG reports refusals.
     let log = EventLog::create().ok();
-    command.envs(orphans.iter().map(|(_, path)| ("ROXIE_ORPHANS", path.path())));
     command.envs(log.iter().map(|(_, path)| ("ROXIE_EVENTS", path.path())));
     let ended = child::run(command, program);
-    let told = orphans.map_or(Ok(()), |(orphans, _path)| orphans.settle(|| prepared.device()));
+    let untold = watcher.ok().and_then(Watcher::finish);
     let code = ended?;
     if !arguments.options.quiet {
-        if let Err(error) = told {
+        if let Some(error) = untold {
             output::note(format_args!(
                 "the program left connections, and their peers could not be told that it has ended: {error}"
             ));

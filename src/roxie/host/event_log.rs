@@ -6,13 +6,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::orphan_table::SharedPath;
 use roxie_nic::shared::Region;
 
 /// Number of lines kept: the newest.
@@ -35,6 +34,17 @@ pub struct EventLog {
     region: Arc<Region>,
 }
 
+/// The descriptor of the log's memory. Other processes can open its path while this value exists.
+#[derive(Debug)]
+pub struct SharedPath(OwnedFd);
+
+impl SharedPath {
+    /// The path for other processes of this user.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
+    }
+}
+
 /// A line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEvent {
@@ -51,7 +61,7 @@ impl EventLog {
     /// If the system is out of memory or descriptors.
     pub fn create() -> io::Result<(EventLog, SharedPath)> {
         let (region, fd) = Region::shared(WORDS)?;
-        Ok((EventLog { region }, SharedPath::of(fd)))
+        Ok((EventLog { region }, SharedPath(fd)))
     }
 
     /// Opens a log that another process created.

@@ -125,7 +125,6 @@ pub use claim::PortPlan;
 #[doc(hidden)]
 pub use connections::{ConnectionService, Consumer, IgnoreEvents};
 #[doc(hidden)]
-pub use event_log::{EVENTS, EventLog, LoggedEvent};
+pub use event_log::{EVENTS, EventLog, LoggedEvent, SharedPath};
 #[doc(hidden)]
-pub use orphan_table::HandedOver;
-pub use orphan_table::{OrphanTable, SharedPath};
+pub use orphan_table::{HandedOver, OrphanListener, OrphanTable};

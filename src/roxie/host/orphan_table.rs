@@ -1,128 +1,201 @@
 //! Connections of ended programs (orphans), in shared memory that outlives them.
 //!
-//! A launcher [creates](OrphanTable::create) the memory and passes its path on. Each connection manager of its programs records its
-//! connections there ([`OrphanTable::handover_store`]). When the programs have ended, killed or not, the launcher [ends](OrphanTable::settle) the
-//! recorded connections: peers receive a DREQ at once, as they do from a kernel, which outlives its programs too.
+//! Each program records its connections in a table of its own ([`OrphanTable::handover_store`]), and hands it to the process that outlives
+//! it: the NIC that serves it ([`DeviceSlot::orphans`]) or its launcher ([`OrphanTable::register`]). The launcher
+//! [serves](OrphanListener::serve) all programs that it started. If one ends, killed or not, or calls `exec`, its peers receive a DREQ at
+//! once, as they do from a kernel, which outlives its programs too.
+//!
+//! The kernel tells of the end: it closes the program's end of their socket, which neither a child of `fork` nor the program that `exec`
+//! starts has. A process number would say less: it is another in each PID namespace, and stays through `exec`.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::uio::pread;
+use nix::unistd::geteuid;
 
 use super::adapter::DeviceSlot;
 use super::connections::{ConnectionService, IgnoreEvents};
 use super::device::Device;
 use super::error::DeviceError;
+use roxie_base::descriptors::{
+    children, connect, listen, peer_of, receive_until, send, set_takes_descriptors,
+};
+use roxie_base::random::unguessable;
 use roxie_nic::cm::{Config, Handover, HandoverStore, Manager};
 use roxie_nic::nic::{Command, GsiRoutes};
 use roxie_nic::shared::Region;
 use roxie_wire::cm::CommId;
 
-/// Capacity: connections of all programs. Further connections end by their peers' timeouts.
+/// Capacity: connections of a program. Further connections end by their peers' timeouts.
 const PLACES: usize = 8192;
-/// 64-bit words of a record: state (process, unit, complete), seed of the manager, connection.
+/// 64-bit words of a record: state (unit, complete), seed of the manager, connection.
 const PLACE: usize = 16;
+/// Records that are read at once.
+const READ: usize = 256;
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
-/// State bit: the record is complete. Below it is the process ID of its writer, above it the writer's unit plus 1.
+/// State bits: the record is in use, and complete. Above them is the writer's unit plus 1.
+const USED: u64 = 1;
 const WHOLE: u64 = 1 << 32;
 const UNIT_SHIFT: u32 = 40;
 /// Maximum time to end all recorded connections. A peer that does not answer is asked for up to 1 s.
 const LIMIT: Duration = Duration::from_millis(1500);
 /// Interval between two checks whether all messages are sent.
 const LOOK: Duration = Duration::from_millis(2);
+/// Maximum time that launcher and program wait for each other. Both answer at once unless they are stopped.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pause after the system lacked descriptors or memory for a program's socket, which stays queued.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// A table of connections that outlives the processes that have them.
+/// A program's table of its connections, which outlives it.
 #[derive(Debug)]
 pub struct OrphanTable {
     region: Arc<Region>,
-}
-
-/// The descriptor of shared memory. Other processes can open its path while this value exists.
-#[derive(Debug)]
-pub struct SharedPath(OwnedFd);
-
-impl SharedPath {
-    pub(super) fn of(fd: OwnedFd) -> SharedPath {
-        SharedPath(fd)
-    }
-
-    /// The path for other processes of this user.
-    pub fn path(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
-    }
+    /// The launcher's end closes when the launcher ends. `None`: a NIC has the table.
+    launcher: Option<UnixStream>,
 }
 
 /// Recorded connections of ended processes, by the seed and unit of their manager.
 type Left = HashMap<(u64, Option<u8>), Vec<Handover>>;
 
 impl OrphanTable {
-    /// Creates an empty table, and its path for other processes.
+    /// Creates an empty table, and hands it to the launcher with this [name](OrphanListener::name).
     ///
     /// # Errors
-    /// If the system is out of memory or descriptors.
-    pub fn create() -> io::Result<(OrphanTable, SharedPath)> {
-        let (orphans, fd) = OrphanTable::create_to_hand_over()?;
-        Ok((orphans, SharedPath(fd)))
-    }
-
-    /// Opens a table that another process created.
-    ///
-    /// # Errors
-    /// If there is no table at `path`.
-    pub fn open(path: &Path) -> io::Result<OrphanTable> {
-        let file = File::options().read(true).write(true).open(path)?;
-        Ok(OrphanTable { region: Region::map(file.as_fd(), PLACES * PLACE)? })
-    }
-
-    /// Creates an empty table, and the descriptor to pass to another process.
-    fn create_to_hand_over() -> io::Result<(OrphanTable, OwnedFd)> {
+    /// If there is no such launcher, it is another user's, or the system is out of memory or descriptors.
+    pub fn register(launcher: &str) -> io::Result<OrphanTable> {
+        let socket = connect(launcher, Instant::now() + PATIENCE)?;
+        is_own(&socket)?;
         let (region, fd) = Region::shared(PLACES * PLACE)?;
-        Ok((OrphanTable { region }, fd))
+        send(socket.as_fd(), &[fd.as_fd()])?;
+        // A child would hide this process's end.
+        children::keep_from([socket.as_raw_fd()]);
+        Ok(OrphanTable { region, launcher: Some(socket) })
+    }
+
+    /// True while another process would end the connections.
+    pub fn is_watched(&self) -> bool {
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        self.launcher
+            .as_ref()
+            .is_none_or(|launcher| recv(launcher.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN))
     }
 
     /// Returns the recorder for a connection manager of this process. `seed` is the manager's seed, `unit` the prefix of its
     /// communication IDs.
     pub fn handover_store(&self, seed: u64, unit: Option<u8>) -> Box<dyn HandoverStore> {
-        let process =
-            u64::from(std::process::id()) | unit.map_or(0, |unit| (u64::from(unit) + 1) << UNIT_SHIFT);
-        Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
+        Box::new(Writer::new(&self.region, seed, unit))
     }
+}
 
-    /// Removes and returns the connections of ended processes, by the seed and unit of their managers.
-    fn take(&self) -> Left {
-        let mut left = Left::new();
-        for place in places(&self.region) {
-            let state = place[0].load(Acquire);
-            if state & WHOLE == 0 || is_alive(state as u32) {
-                continue;
-            }
-            add_record(&mut left, &std::array::from_fn(|i| place[i].load(Relaxed)));
-            place[0].store(0, Relaxed);
-        }
-        left
+/// Fails if the process at the other end is another user's.
+fn is_own(socket: &UnixStream) -> io::Result<()> {
+    let user = peer_of(socket)?.uid();
+    if user == geteuid().as_raw() {
+        return Ok(());
     }
+    let why = format!("the other end is a process of user {user}");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
 
-    /// Ends the connections of ended processes: tells their peers. `device` opens the device of the connections, and is called
-    /// only if there are any. Takes as long as the peers take to answer, and up to 1.5 s.
+/// A launcher's side: the tables of the programs that it started.
+#[derive(Debug)]
+pub struct OrphanListener {
+    name: String,
+    listener: UnixListener,
+    programs: Vec<(UnixStream, HandedOver)>,
+}
+
+impl OrphanListener {
+    /// Starts to listen for programs.
     ///
     /// # Errors
-    /// If the device cannot be opened, for instance because another process has claimed it.
-    pub fn settle<E: From<DeviceError>>(&self, device: impl FnOnce() -> Result<Device, E>) -> Result<(), E> {
-        let left = self.take();
-        if left.is_empty() {
-            return Ok(());
-        }
-        notify_peers(left, &device()?).map_err(E::from)
+    /// If the system is out of memory or descriptors.
+    pub fn new() -> io::Result<OrphanListener> {
+        let name = format!("roxie/launcher/{:016x}{:016x}", unguessable(), unguessable());
+        let listener = listen(&name)?;
+        // Connections inherit it.
+        set_takes_descriptors(listener.as_fd(), true);
+        Ok(OrphanListener { name, listener, programs: Vec::new() })
     }
+
+    /// The name by which programs [register](OrphanTable::register): an abstract socket's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends the connections of each program that ends, until `stop` can be read and every program that had ended by then is done.
+    /// `device` opens the device of the connections, and is called only if there are any. Telling the peers takes as long as they take to
+    /// answer, and up to 1.5 s.
+    ///
+    /// # Errors
+    /// The last error of `device`, for instance because another process has claimed the interface. The peers then find out by their
+    /// timeouts.
+    pub fn serve<E: From<DeviceError>>(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        device: impl Fn() -> Result<Device, E>,
+    ) -> Result<(), E> {
+        let mut told = Ok(());
+        loop {
+            let (stopped, came) = self.wait(stop);
+            let mut left = Left::new();
+            let mut ended = false;
+            self.programs.retain(|(socket, table)| {
+                // A program says nothing more: what can be read is its end.
+                let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+                let lives = recv(socket.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN);
+                if !lives {
+                    ended = true;
+                    left.extend(table.left());
+                }
+                lives
+            });
+            if !left.is_empty()
+                && let Err(error) = device().and_then(|device| notify_peers(left, &device).map_err(E::from))
+            {
+                told = Err(error);
+            }
+            if stopped && !came && !ended {
+                return told;
+            }
+        }
+    }
+
+    /// Waits until a program comes or ends, or `stop` can be read. Returns whether `stop` can, and whether a program came.
+    fn wait(&mut self, stop: BorrowedFd<'_>) -> (bool, bool) {
+        let sockets = self.programs.iter().map(|(socket, _)| socket.as_fd());
+        let all = [stop, self.listener.as_fd()].into_iter().chain(sockets);
+        let mut waits: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // After an error, the caller looks at all of them.
+        let _ = poll(&mut waits, PollTimeout::NONE);
+        let [stopped, came] = [0, 1].map(|at| waits[at].any() == Some(true));
+        if came {
+            match self.listener.accept() {
+                Ok((socket, _)) => self.programs.extend(table_of(socket)),
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+        (stopped, came)
+    }
+}
+
+/// Receives a program's table. `None`: the program has ended before it could send it, or is another user's.
+fn table_of(socket: UnixStream) -> Option<(UnixStream, HandedOver)> {
+    is_own(&socket).ok()?;
+    let fds = receive_until(socket.as_fd(), Instant::now() + PATIENCE).ok()??;
+    let table = HandedOver::new(fds.into_iter().next()?).ok()?;
+    Some((socket, table))
 }
 
 /// A table of connections in a file that a client has passed on.
@@ -154,15 +227,15 @@ impl HandedOver {
     /// Reads the file instead of mapping it: its owner may have truncated it, or punched holes.
     fn left(&self) -> Left {
         let mut left = Left::new();
-        let mut bytes = [0; PLACE * WORD];
-        for index in 0..PLACES {
-            let at = (index * bytes.len()) as i64;
-            if pread(&self.0, &mut bytes, at) != Ok(bytes.len()) {
-                break;
+        let mut bytes = vec![0; READ * PLACE * WORD];
+        for first in (0..PLACES).step_by(READ) {
+            let Ok(length) = pread(&self.0, &mut bytes, (first * PLACE * WORD) as i64) else { break };
+            for record in bytes[..length].chunks_exact(PLACE * WORD) {
+                let mut words = record
+                    .chunks_exact(WORD)
+                    .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+                add_record(&mut left, &std::array::from_fn(|_| words.next().expect("as many")));
             }
-            let mut words =
-                bytes.chunks_exact(WORD).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-            add_record(&mut left, &std::array::from_fn(|_| words.next().expect("as many")));
         }
         left
     }
@@ -195,9 +268,9 @@ impl DeviceSlot {
             #[cfg(feature = "udp")]
             DeviceSlot::Group(_) => return Ok(None),
         };
-        let (orphans, fd) = OrphanTable::create_to_hand_over()?;
+        let (region, fd) = Region::shared(PLACES * PLACE)?;
         nic.hand_over_estate(fd.as_fd())?;
-        Ok(Some(orphans))
+        Ok(Some(OrphanTable { region, launcher: None }))
     }
 }
 
@@ -265,18 +338,24 @@ fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
 struct Writer {
     region: Arc<Region>,
     seed: u64,
-    process: u64,
+    /// The state of its incomplete records.
+    used: u64,
     places: HashMap<CommId, usize>,
     /// Index at which the search for a free record starts.
     next: usize,
 }
 
 impl Writer {
-    /// Claims a free record for this process, and returns its index.
+    fn new(region: &Arc<Region>, seed: u64, unit: Option<u8>) -> Writer {
+        let used = USED | unit.map_or(0, |unit| (u64::from(unit) + 1) << UNIT_SHIFT);
+        Writer { region: Arc::clone(region), seed, used, places: HashMap::new(), next: 0 }
+    }
+
+    /// Claims a free record, and returns its index.
     fn claim(&mut self) -> Option<usize> {
         let index = (0..PLACES).map(|i| (self.next + i) % PLACES).find(|index| {
             let state = &self.region.words()[index * PLACE];
-            state.compare_exchange(0, self.process, Acquire, Relaxed).is_ok()
+            state.compare_exchange(0, self.used, Acquire, Relaxed).is_ok()
         })?;
         self.next = index + 1;
         Some(index)
@@ -301,31 +380,21 @@ impl HandoverStore for Writer {
         };
         let place = &self.region.words()[index * PLACE..][..PLACE];
         // If the process dies before the last store, the record stays incomplete.
-        place[0].store(self.process, Relaxed);
+        place[0].store(self.used, Relaxed);
         place[1].store(self.seed, Release);
         for (to, word) in place[2..].iter().zip(handover.to_words()) {
             to.store(word, Relaxed);
         }
-        place[0].store(WHOLE | self.process, Release);
+        place[0].store(WHOLE | self.used, Release);
     }
-}
-
-fn places(region: &Region) -> impl Iterator<Item = &[AtomicU64]> {
-    region.words().chunks_exact(PLACE)
-}
-
-/// True if a process has not ended.
-fn is_alive(process: u32) -> bool {
-    // `pid (name) state …`: the name may contain any character, but ends at the last bracket.
-    let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let state = status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
-    state.is_some_and(|state| state != "Z" && state != "X")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::net::IpAddr;
     use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
     use crate::host::{DeviceConfig, Resolve, ResolveError};
@@ -341,16 +410,20 @@ mod tests {
         Handover::from_words(&words).expect("the first state")
     }
 
+    fn table() -> (Arc<Region>, OwnedFd) {
+        Region::shared(PLACES * PLACE).expect("memory")
+    }
+
     #[test]
     fn released_record_is_reused_and_surplus_is_dropped() {
-        let (orphans, path) = OrphanTable::create().expect("memory");
-        let same = OrphanTable::open(&path.path()).expect("the same");
-        let (mut one, mut other) = (orphans.handover_store(1, None), same.handover_store(2, Some(7)));
+        let (region, _fd) = table();
+        let (mut one, mut other) = (Writer::new(&region, 1, None), Writer::new(&region, 2, Some(7)));
         for id in 0..PLACES as u64 / 2 {
             one.store(CommId(id as u32), Some(&handover(id)));
             other.store(CommId(id as u32), Some(&handover(id)));
         }
-        let whole = || places(&orphans.region).filter(|place| place[0].load(Relaxed) & WHOLE != 0).count();
+        let states = || region.words().iter().step_by(PLACE);
+        let whole = || states().filter(|state| state.load(Relaxed) & WHOLE != 0).count();
         assert_eq!(whole(), PLACES);
         one.store(CommId(u32::MAX), Some(&handover(7)));
         assert_eq!(whole(), PLACES, "the table is full");
@@ -358,35 +431,20 @@ mod tests {
         assert_eq!(whole(), PLACES - 1);
         one.store(CommId(u32::MAX), Some(&handover(7)));
         assert_eq!(whole(), PLACES);
-        assert!(orphans.take().is_empty(), "the writer lives");
-    }
-
-    /// Returns a writer of a process that has ended, for a manager with this seed.
-    fn writer_of_a_dead_one(orphans: &OrphanTable, seed: u64) -> Writer {
-        let mut child = std::process::Command::new("true").spawn().expect("a process");
-        let process = child.id().into();
-        child.wait().expect("its end");
-        Writer { process, ..writer_of(orphans, seed, 0) }
-    }
-
-    /// Returns a writer with a unit, counted from 1.
-    fn writer_of(orphans: &OrphanTable, seed: u64, unit: u64) -> Writer {
-        let process = 1 | unit << UNIT_SHIFT;
-        Writer { region: Arc::clone(&orphans.region), seed, process, places: HashMap::new(), next: 0 }
     }
 
     #[test]
-    fn connections_are_taken_once_their_process_has_ended() {
-        let (orphans, _path) = OrphanTable::create().expect("memory");
-        let mut writer = writer_of_a_dead_one(&orphans, 5);
+    fn removed_and_incomplete_records_are_not_left() {
+        let (region, fd) = table();
+        let mut writer = Writer::new(&region, 5, None);
         for id in [1, 2, 3] {
             writer.store(CommId(id), Some(&handover(id.into())));
         }
         writer.store(CommId(2), None);
-        // The process died while writing.
-        orphans.region.words()[0].store(writer.process, Relaxed);
-        assert_eq!(orphans.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![handover(3)])]);
-        assert!(orphans.take().is_empty());
+        // The process ended while writing.
+        region.words()[0].store(writer.used, Relaxed);
+        let left = HandedOver::new(fd).expect("memory").left();
+        assert_eq!(left.into_iter().collect::<Vec<_>>(), [((5, None), vec![handover(3)])]);
     }
 
     /// Resolves a path only at the sixth attempt.
@@ -423,9 +481,9 @@ mod tests {
         let device =
             Device::new("test", Box::new(near), [address], Box::new(Never), &DeviceConfig::default());
         let device = device.expect("a device");
-        let (orphans, fd) = OrphanTable::create_to_hand_over().expect("memory");
+        let (region, fd) = table();
         for seed in 0..PLACES as u64 {
-            let mut writer = writer_of(&orphans, seed, 7);
+            let mut writer = Writer::new(&region, seed, Some(6));
             writer.store(CommId(seed as u32), Some(&handover(seed)));
         }
         let (tell, told) = std::sync::mpsc::channel();
@@ -439,9 +497,9 @@ mod tests {
 
     #[test]
     fn surplus_connections_of_a_handover_are_dropped() {
-        let (orphans, fd) = OrphanTable::create_to_hand_over().expect("memory");
+        let (region, fd) = table();
         for seed in 0..4 {
-            let mut writer = writer_of(&orphans, seed, 7);
+            let mut writer = Writer::new(&region, seed, Some(6));
             (0..10).for_each(|id| writer.store(CommId(id), Some(&handover(id.into()))));
         }
         let left = HandedOver::new(fd).expect("memory").left();
@@ -451,8 +509,8 @@ mod tests {
 
     #[test]
     fn holes_of_a_handover_stay_holes() {
-        let (orphans, fd) = OrphanTable::create_to_hand_over().expect("memory");
-        writer_of(&orphans, 3, 7).store(CommId(1), Some(&handover(1)));
+        let (region, fd) = table();
+        Writer::new(&region, 3, Some(6)).store(CommId(1), Some(&handover(1)));
         let file = File::from(fd.try_clone().expect("a descriptor"));
         let before = file.metadata().expect("a file").blocks();
         let handed_over = HandedOver::new(fd).expect("memory");
@@ -479,8 +537,10 @@ mod tests {
         let (near, far) = (open(near, addresses[0]), open(far, addresses[1]));
         let manager = Manager::new(Config::default());
         let peer = ConnectionService::start(&far, manager, IgnoreEvents).expect("QP1");
-        let (orphans, _path) = OrphanTable::create().expect("memory");
-        let mut writer = writer_of_a_dead_one(&orphans, 5);
+        let mut listener = OrphanListener::new().expect("a socket");
+        let (stop, stopper) = io::pipe().expect("a pipe");
+        let program = OrphanTable::register(listener.name()).expect("a launcher");
+        let mut writer = program.handover_store(5, None);
         // The peers have sent DREQ, and wait for the DREP, which is sent only once.
         let asked = (0..).find(|state| {
             let words = [0, 0, state << 40, 0, 0, 0, 0];
@@ -502,7 +562,16 @@ mod tests {
         for (number, handover) in given.take(CONNECTIONS).enumerate() {
             writer.store(CommId(number as u32), Some(&handover));
         }
-        orphans.settle(|| Ok::<_, DeviceError>(near.clone())).expect("a device");
+        // The launcher has a program that ends, and one that lives.
+        let living = OrphanTable::register(listener.name()).expect("a launcher");
+        living.handover_store(6, None).store(CommId(1), Some(&handover(1)));
+        assert!(program.is_watched());
+        drop((program, stopper));
+        listener.serve(stop.as_fd(), || Ok::<_, DeviceError>(near.clone())).expect("a device");
+        assert_eq!(listener.programs.len(), 1);
+        assert!(living.is_watched());
+        drop(listener);
+        assert!(!living.is_watched());
         let heard = || peer.with(|manager, _, _| manager.counters().received(Kind::Drep) as usize);
         let until = Instant::now() + Duration::from_secs(10);
         while heard() < CONNECTIONS && Instant::now() < until {

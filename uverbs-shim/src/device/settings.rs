@@ -6,7 +6,7 @@
 //! * `ROXIE_MODE`: the mode of AF_XDP;
 //! * `ROXIE_CORES`: the cores of the workers' threads, `2,3` or `2-5`; without it, the program's own polling runs the NIC;
 //! * `ROXIE_FAULT`, `ROXIE_RULES`, `ROXIE_CAPTURE`;
-//! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
+//! * `ROXIE_ORPHANS`: the launcher, which ends the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
 //! * `ROXIE_SELECTIVE_REPEAT`: `off`, `agree` or `assume`;
 //! * `ROXIE_ROCE_V1`: `on` for GIDs of RoCE v1;
@@ -18,7 +18,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::{Drive, MAX_WORKERS};
-use roxie::host::{OrphanTable, PacketRule, PacketRules, PortPlan, SelectiveRepeat};
+use roxie::host::{PacketRule, PacketRules, PortPlan, SelectiveRepeat};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -51,8 +51,8 @@ pub(crate) struct Settings {
     pub(crate) roce_v1: bool,
     /// Selective repeat on RC connections.
     pub(crate) selective_repeat: SelectiveRepeat,
-    /// Where the launcher finds connections left by this process.
-    pub(crate) orphans: Option<OrphanTable>,
+    /// The launcher that ends connections left by this process.
+    pub(crate) launcher: Option<String>,
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -102,8 +102,7 @@ pub(crate) fn settings() -> &'static Settings {
         };
         let selective_repeat = parsed("ROXIE_SELECTIVE_REPEAT", "off").unwrap_or_default();
         let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
-        // Fails if the launcher has ended, or is another user's.
-        let orphans = variable("ROXIE_ORPHANS").and_then(|path| OrphanTable::open(path.as_ref()).ok());
+        let launcher = variable("ROXIE_ORPHANS");
         let interface = variable("ROXIE_DEV");
         Settings {
             interface,
@@ -118,7 +117,7 @@ pub(crate) fn settings() -> &'static Settings {
             service_type,
             roce_v1: variable("ROXIE_ROCE_V1").is_some_and(|text| text == "on"),
             selective_repeat,
-            orphans,
+            launcher,
         }
     });
     &SETTINGS

@@ -51,7 +51,6 @@ use crate::base::cancellation::Uncancelled;
 use crate::base::object::{Errno, failed, set_errno};
 use crate::base::report;
 use crate::base::waiting::{take_count, wait_for_a_signal};
-use crate::device::settings::settings;
 use command::Command;
 use event::Channel;
 use process::Process;
@@ -285,7 +284,7 @@ pub(crate) fn port_changed() {
 
 /// Returns true if peers may be left that no other process would inform of this process's end. Does not block.
 pub(crate) fn has_to_part() -> bool {
-    settings().orphans.is_none() && process::this().is_some_and(Process::has_to_part)
+    process::this().is_some_and(Process::has_to_part)
 }
 
 /// Disconnects all peers, because the process is about to end. Waits at most `limit` for the answers of connected peers.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use roxie::cm::{Config, Event as CmEvent, Manager};
-use roxie::host::{ConnectionService, Consumer, DeviceError, DeviceSlot, SelectiveRepeat};
+use roxie::host::{ConnectionService, Consumer, DeviceError, DeviceSlot, OrphanTable, SelectiveRepeat};
 use roxie::netdev::Interface;
 use roxie::time::Nanos;
 use roxie::verbs::LocalGid;
@@ -58,6 +58,8 @@ pub(super) struct Process {
     state: Mutex<State>,
     nic: Arc<Nic>,
     service: OnceLock<ConnectionService<EventHandler>>,
+    /// The connections that another process ends if this one has ended.
+    orphans: OnceLock<OrphanTable>,
     /// Held while the service is started.
     starting: Mutex<()>,
     finder: Finder,
@@ -98,6 +100,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
         state: Mutex::new(State::new()),
         nic: Nic::open("rdma_cm")?,
         service: OnceLock::new(),
+        orphans: OnceLock::new(),
         starting: Mutex::new(()),
         finder: Finder::default(),
     };
@@ -107,6 +110,17 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     process.nic.device.tell_cm_ids(Box::new(|| process.state().seen()));
     watch_port(super::port_changed);
     Ok(process)
+}
+
+/// Hands a table of connections to the process that outlives this one: the NIC that serves it, else its launcher. `None`: there is
+/// neither.
+fn outliver(slot: Option<&DeviceSlot>) -> Option<OrphanTable> {
+    if let Some(table) = slot.and_then(|slot| slot.orphans().ok()?) {
+        return Some(table);
+    }
+    let launcher = settings::settings().launcher.as_ref()?;
+    let told = |error| report::info("rdma_cm", format_args!("no launcher outlives this process: {error}"));
+    OrphanTable::register(launcher).map_err(told).ok()
 }
 
 /// Receives the connection manager's events for the process.
@@ -184,22 +198,18 @@ impl Process {
         if let Some(slot) = slot {
             self.state().ports.share(slot);
         }
-        // The launcher's, or else that of the NIC that serves this process.
-        let nics = if settings::settings().orphans.is_none() {
-            slot.and_then(|slot| slot.orphans().ok()?)
-        } else {
-            None
-        };
-        if let Some(orphans) = settings::settings().orphans.as_ref().or(nics.as_ref()) {
+        if let Some(orphans) = outliver(slot) {
             manager.hand_over_to(orphans.handover_store(seed, slot.map(DeviceSlot::slot)));
+            let _ = self.orphans.set(orphans);
         }
         let service = ConnectionService::start(&self.nic.device, manager, EventHandler(self))?;
         Ok(self.service.get_or_init(|| service))
     }
 
-    /// See [`ConnectionService::has_to_part`].
+    /// Returns true if peers may be left that no other process would inform of this process's end. Does not block.
     pub(super) fn has_to_part(&self) -> bool {
-        self.service.get().is_some_and(ConnectionService::has_to_part)
+        !self.orphans.get().is_some_and(OrphanTable::is_watched)
+            && self.service.get().is_some_and(ConnectionService::has_to_part)
     }
 
     /// Disconnects peers, because the process is about to end.
