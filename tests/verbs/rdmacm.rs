@@ -168,6 +168,48 @@ fn launcher_disconnects_a_killed_program() {
     }
 }
 
+/// A kernel disconnects as soon as a program's files are closed, however that comes about, and whatever the launcher still waits for.
+#[test]
+fn peer_is_told_however_a_program_ends() {
+    let name = "peer_is_told_however_a_program_ends";
+    if skip(name, &["rping", "cc", "unshare"]) {
+        return;
+    }
+    let (place, program) = compiled("parts_silently", &["-lrdmacm", "-libverbs"]);
+    let killed_child = place.path().join("killed_child");
+    fs::write(&killed_child, format!("{} {NEAR} 7174 kill; sleep 100\n", program.display())).unwrap();
+    let program = format!("{} {NEAR} 7174", program.display());
+    let shell = format!("sh {}", killed_child.display());
+    // Those that leave a process behind leave it for longer than the server lives.
+    let ways = [
+        (format!("{program} exec"), true),
+        (format!("{program} close"), true),
+        (shell.clone(), true),
+        (format!("unshare --pid --fork --mount-proc --kill-child {shell}"), true),
+        (format!("{program} daemon"), false),
+        (format!("{program} parent"), false),
+    ];
+    let site = Site::new("cm-ways");
+    let play = |site: &Site, port: &str| {
+        for (client, stays) in &ways {
+            let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
+            server.wait_until_it_serves();
+            let mut client = site.far(port, client);
+            let said = server.finish().said;
+            let ended = client.child.try_wait().unwrap();
+            let told = client.said();
+            let told = format!("{port}: {}: {ended:?}: {told}\n{said}", client.what);
+            assert!(said.contains("RDMA_CM_EVENT_ESTABLISHED"), "{told}");
+            assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{told}");
+            assert!(!stays || ended.is_none(), "{told}");
+        }
+    };
+    ports().into_iter().for_each(|port| play(&site, port));
+    drop(site);
+    let (site, _nics) = Site::with_nics("cm-ways-nic", &[]);
+    play(&site, "nic");
+}
+
 /// The NIC ends with its process, and must first send the acknowledgement of what it has completed, however the process ends.
 /// fio's receiver ends by `_exit`.
 #[test]
