@@ -144,7 +144,7 @@ fn only_frames_dropped_by_the_queue_vanish() {
     setsockopt(&to, RcvBufForce, &(4 << 20)).expect("root");
     // Class selector 3: the kernel's own packets are in other queues.
     senders.iter().for_each(|from| setsockopt(from, Ipv4Tos, &(3 << 5)).expect("a class"));
-    // Faster than the queue drains, but not so fast that the rings of 256 slots fill.
+    // Faster than the queue drains, but not so fast that the rings fill.
     for number in 0..FRAMES {
         for from in &senders {
             from.send_to(&payload(number), (address(2), PORT)).expect("room");

@@ -27,9 +27,10 @@ use roxie_base::frame::ETHERNET_HEADER;
 const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
-/// The receive ring: a slot holds a train of 64 KiB. Then the one for other processes of this host.
-pub(super) const RING: Size = Size { slots: 256, slot: 68 << 10 };
-const LOOPBACK_RING: Size = Size { slots: 64, ..RING };
+/// The receive ring: a slot holds a train of 64 KiB, or one frame. A block of 1 MiB has 15 slots. Then the ring for other processes of this
+/// host.
+pub(super) const RING: Size = Size { slots: 480, slot: 68 << 10 };
+const LOOPBACK_RING: Size = Size { slots: 60, ..RING };
 /// The ring of management datagrams: 10 ms of a flood of 200,000 a second. A slot holds the kernel's headers, 96 bytes, and the longest.
 const MANAGEMENT_RING: Size = Size { slots: 2048, slot: 512 };
 

@@ -16,8 +16,8 @@ use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::udp::sys::set_int;
 
-/// Least bytes of a block, whose pages are physically contiguous.
-const PAGE: usize = 4096;
+/// Bytes of a block of slots, at most: the kernel takes a power of two of pages for each.
+const BLOCK: usize = 1 << 20;
 /// `struct virtio_net_hdr` in front of each frame.
 pub(super) const VNET_HEADER: usize = 10;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4` and `VIRTIO_NET_HDR_GSO_ECN` of `linux/virtio_net.h`.
@@ -55,6 +55,7 @@ pub(super) struct Filled<'a> {
 /// Size of a ring.
 #[derive(Clone, Copy)]
 pub(super) struct Size {
+    /// Whole blocks.
     pub(super) slots: usize,
     /// Bytes of a slot: a frame and its headers. Whole pages, or an integer fraction of a page.
     pub(super) slot: usize,
@@ -63,6 +64,11 @@ pub(super) struct Size {
 impl Size {
     fn bytes(self) -> usize {
         self.slots * self.slot
+    }
+
+    /// Returns the bytes of a block: as many slots as fit. One slot of 68 KiB would take as much memory as two of 64 KiB.
+    fn block(self) -> usize {
+        BLOCK / self.slot * self.slot
     }
 }
 
@@ -92,7 +98,7 @@ impl Ring {
     pub(super) fn new(socket: OwnedFd, size: Size) -> io::Result<Ring> {
         let fd = socket.as_fd();
         set_int(fd, libc::SOL_PACKET, libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32)?;
-        let block = size.slot.max(PAGE);
+        let block = size.block();
         let request = libc::tpacket_req {
             tp_block_size: block as u32,
             tp_block_nr: (size.bytes() / block) as u32,

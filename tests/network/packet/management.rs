@@ -36,7 +36,7 @@ fn management_flood_displaces_no_data() {
         // Of the same length to another QP, and to QP1 of other lengths, which no datagram has.
         let data = [to(2, v6, length), to(1, v6, length + 60), to(1, v6, length - 40)];
         send_each(&mut left, &data);
-        assert_eq!(right.rx_waiting(), Some((data.len(), 256)));
+        assert_eq!(right.rx_waiting(), Some((data.len(), SLOTS)));
         let received = take(&mut right, ROOM + 500 + data.len(), A_WHILE);
         assert!(received[..data.len()] == data && received.len() == data.len() + ROOM);
         assert!(received[data.len()..].iter().all(|frame| *frame == request));

@@ -17,6 +17,9 @@ use roxie::time::Nanos;
 
 use crate::wire::*;
 
+/// Slots of the ring of data.
+const SLOTS: usize = 480;
+
 fn open(ns: &NetNs, name: &str) -> Result<PacketPort, PacketError> {
     ns.run(|| PacketPort::open(&PacketConfig { shared: false, ..PacketConfig::new(name) })).unwrap()
 }
@@ -91,15 +94,15 @@ fn full_ring_drops_and_counts_frames() {
     let wire = Wire::new("pk-full", 1500, 1);
     let (mut left, mut right) = wire.packet_ports();
     // Different lengths, longer each time: no two of them form a train.
-    let frames: Vec<_> = (0..300).map(|i| frame(true, false, false, 100 + 4 * i, 1)).collect();
+    let frames: Vec<_> = (0..SLOTS + 44).map(|i| frame(true, false, false, 100 + 2 * i, 1)).collect();
     for sent in &frames {
         assert!(put(&mut left, sent));
         flush(&mut left);
     }
-    assert_eq!(right.rx_waiting(), Some((256, 256)));
-    assert!(take(&mut right, 300, A_WHILE) == frames[..256], "as many as the ring holds, in order");
+    assert_eq!(right.rx_waiting(), Some((SLOTS, SLOTS)));
+    assert!(take(&mut right, SLOTS + 44, A_WHILE) == frames[..SLOTS], "as many as the ring holds, in order");
     assert_eq!(counter(&right, "rx_out_of_buffer"), 44);
-    assert_eq!(right.rx_waiting(), Some((0, 256)));
+    assert_eq!(right.rx_waiting(), Some((0, SLOTS)));
     assert!(put(&mut left, &frames[0]));
     flush(&mut left);
     assert!(take(&mut right, 1, SOON) == frames[..1], "reception continues");

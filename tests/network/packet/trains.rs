@@ -215,5 +215,5 @@ fn train_may_span_two_bursts() {
     right.rx_release();
     got.extend(take(&mut right, 40, SOON));
     assert!(all_bare(got, true) == all_bare(sent, true));
-    assert_eq!((right.next_event(), right.rx_waiting()), (Nanos::MAX, Some((0, 256))));
+    assert_eq!((right.next_event(), right.rx_waiting()), (Nanos::MAX, Some((0, SLOTS))));
 }
