@@ -16,6 +16,8 @@ mod tags;
 mod wire;
 
 #[cfg(feature = "xdp")]
+mod bursts;
+#[cfg(feature = "xdp")]
 mod connections;
 #[cfg(feature = "xdp")]
 mod follow;

@@ -86,6 +86,14 @@ impl Nic {
         if let Some((what, qp)) = stale {
             return Some(format!("{what} names QP {}, which is gone", qp.0));
         }
+        let window = self.config.limits.window;
+        let expected: usize = self.qps.iter().map(|(_, entry)| entry.expected_frames(window)).sum();
+        if self.expected_frames != expected {
+            return Some(format!(
+                "{} frames are expected, and the QPs expect {expected}",
+                self.expected_frames
+            ));
+        }
         let is_gsi = |qp: QpIndex| self.qps.get(qp.0).is_some_and(|entry| entry.qp.qp_type == QpType::Gsi);
         let wrong = self.gsis.all().find(|qp| !is_gsi(*qp))?;
         Some(format!("QP {} is not QP1, but has its place", wrong.0))

@@ -179,6 +179,8 @@ pub struct Nic {
     handles: AddressHandles,
     /// The general service QPs (QP1), one per client.
     gsis: gsi::Gsis,
+    /// The sum of [`QpEntry::expected_frames`].
+    expected_frames: usize,
     srqs: Srqs,
     flows: Flows,
     gids: Gids,
@@ -245,6 +247,7 @@ impl Nic {
             memory: MemoryTable::new(limits.mrs, key_seed),
             handles: AddressHandles::new(limits.ahs, config.largest_mtu),
             gsis: gsi::Gsis::default(),
+            expected_frames: 0,
             srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
             flows: Flows::default(),
             gids: Gids::default(),
@@ -268,9 +271,10 @@ impl Nic {
         }
     }
 
-    /// Returns the number of frames that peers may send before they wait: a window for each QP, apart from QP1.
+    /// Returns the number of frames that peers may send before they wait: a window for each QP, apart from QP1, or the receives that it
+    /// has room for, if they are more and its frames are not acknowledged.
     pub fn expected_frames(&self) -> usize {
-        self.config.limits.window as usize * (self.qps.len() - self.gsis.all().count())
+        self.expected_frames
     }
 
     /// The NIC's counters.

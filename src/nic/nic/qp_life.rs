@@ -91,9 +91,9 @@ impl Nic {
                 Receives::Own(ring, 0)
             }
             (_, ReceiveSource::Shared(srq)) => {
-                let (srq_pd, max_sge) = self.srqs.for_qp(srq)?;
+                let (srq_pd, capacity, max_sge) = self.srqs.for_qp(srq)?;
                 config.srq_pd = Some(srq_pd);
-                config.init.caps.max_recv_sge = max_sge;
+                (config.init.caps.max_recv_wr, config.init.caps.max_recv_sge) = (capacity, max_sge);
                 uses.srq = Some(srq);
                 Receives::Shared(srq)
             }
@@ -165,7 +165,9 @@ impl Nic {
         if reserved.is_some() {
             self.gsis.add(QpIndex(index));
         }
-        let qpn = self.qps.get(index).expect("just inserted").qp.qpn;
+        let entry = self.qps.get(index).expect("just inserted");
+        self.expected_frames += entry.expected_frames(self.config.limits.window);
+        let qpn = entry.qp.qpn;
         Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
     }
 
@@ -246,6 +248,7 @@ impl Nic {
         }
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
         let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+        self.expected_frames -= entry.expected_frames(self.config.limits.window);
         self.spare = Some(entry.qp.take_send_queue());
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {
@@ -283,6 +286,18 @@ impl Nic {
 }
 
 impl QpEntry {
+    /// Returns the number of frames that peers may send to the QP before they wait: `window` if frames are acknowledged. Other peers
+    /// do not wait, and the QP is to get as many frames as it has room for receives, at least. A shared receive queue counts with its
+    /// size when the QP was made.
+    pub(super) fn expected_frames(&self, window: u32) -> usize {
+        let frames = match self.qp.qp_type {
+            QpType::Gsi => 0,
+            QpType::Ud | QpType::Uc | QpType::RawPacket => self.qp.caps.max_recv_wr.max(window),
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => window,
+        };
+        frames as usize
+    }
+
     /// True if [`Nic::fetch`] has work requests or receives to flush.
     #[inline]
     pub(super) fn owes_flush(&self, srqs: &Srqs) -> bool {

@@ -201,15 +201,15 @@ impl Srqs {
         self.table.get_mut(index.0).ok_or(ControlError::NotFound(ObjectKind::SharedReceiveQueue))
     }
 
-    /// Returns the protection domain and maximum list length of a queue, for a QP that is to use it.
-    pub(super) fn for_qp(&self, index: SrqIndex) -> Result<(PdId, u32), ControlError> {
+    /// Returns the protection domain, capacity and maximum list length of a queue, for a QP that is to use it.
+    pub(super) fn for_qp(&self, index: SrqIndex) -> Result<(PdId, u32, u32), ControlError> {
         let srq = self.get(index)?;
         if srq.kind != SrqKind::Basic {
             return Err(ControlError::WrongKind(
                 "an XRC shared receive queue is named by requests; QPs are made for a basic one",
             ));
         }
-        Ok((srq.pd, srq.receives.max_sge()))
+        Ok((srq.pd, srq.receives.capacity(), srq.receives.max_sge()))
     }
 
     /// # Errors
