@@ -69,7 +69,7 @@
 //! | crate | here | alone for |
 //! | --- | --- | --- |
 //! | `roxie-wire` | [`wire`], [`capture`], [`frame`] | reading and writing frames and captures, without `std` too |
-//! | `roxie-base` | [`time`], [`limits`], [`flow`], [`roster`] | the crates above it |
+//! | `roxie-base` | [`time`], [`limits`], [`flow`], [`protocol`], [`roster`] | the crates above it |
 //! | `roxie-port` | [`port`], [`netdev`] | moving frames over AF_XDP or UDP sockets |
 //! | `roxie-nic` | [`verbs`], [`congestion`] | a NIC in a program that moves frames by itself |
 //! | `roxie-engine` | (hidden) | running that NIC on a port |
@@ -96,7 +96,7 @@
 #[doc(hidden)]
 pub use roxie_base::{allocator, descriptors, random, threads};
 #[doc(inline)]
-pub use roxie_base::{flow, limits, roster, time};
+pub use roxie_base::{flow, limits, protocol, roster, time};
 #[doc(hidden)]
 pub use roxie_engine as engine;
 #[doc(hidden)]
