@@ -12,7 +12,8 @@ use roxie::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use roxie::random::splitmix;
 use roxie::remote::link::Link;
 use roxie::remote::message::{
-    ArenaPlace, Completions, Hello, Memory, Pages, Receives, Reply, Request, Response, VERSION, Welcome,
+    ArenaPlace, CLIENT_PROTOCOL, Completions, Hello, Memory, Pages, Receives, Reply, Request, Response,
+    Welcome,
 };
 use roxie::remote::name_of;
 use roxie::shared::remote_memory::RemoteMemory;
@@ -57,7 +58,7 @@ impl Client {
         let link = Link::new(knock(interface)?);
         let secret = Box::new(7u64);
         let at = (std::ptr::from_ref(&*secret) as u64, *secret);
-        let hello = Hello { version: VERSION, name: "hostile".into(), secret: at };
+        let hello = Hello { version: CLIENT_PROTOCOL.version, name: "hostile".into(), secret: at };
         let memory = RemoteMemory::descriptors()?;
         link.send(&hello, &[])?;
         let refused = |why: String| std::io::Error::other(why);

@@ -206,15 +206,16 @@ impl Acceptor {
         let connecting = std::mem::take(&mut self.connecting);
         for (mut connection, is_ready) in connecting.into_iter().zip(is_ready) {
             let read = match is_ready {
-                true => connection.pieces.read::<Hello>(connection.socket.as_fd()),
+                true => connection.pieces.read(connection.socket.as_fd()).map(|whole| whole.map(Hello::read)),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
             let Connecting { pid, uid, ref place, .. } = connection;
             match read {
-                Ok(Some(hello)) => {
+                Ok(Some(Ok(hello))) => {
                     let Connecting { socket, place, .. } = connection;
                     handshakes.push(Handshake::Greeted(Greeting { socket, pid, uid, hello, place }));
                 }
+                Ok(Some(Err(why))) => handshakes.push(refuse(connection.socket, pid, why)),
                 // A look whether there is a NIC ends like this.
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && now < place.until => {
@@ -223,8 +224,7 @@ impl Acceptor {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Version 4 sent descriptors with the first byte.
                     let patience = PATIENCE.as_secs();
-                    let why =
-                        format!("no whole greeting came within {patience} s: use the same roxie as the NIC");
+                    let why = format!("no whole greeting came within {patience} s: update the library");
                     handshakes.push(refuse(connection.socket, pid, why));
                 }
                 Err(error) => {

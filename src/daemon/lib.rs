@@ -17,7 +17,7 @@
 //! client                            the NIC
 //! ------                            -------
 //! connects                  ------> one thread for all connections: is the user served?
-//! sends its Hello           ------> a thread for each client: version, quota
+//! sends its Hello           ------> that thread: version; then a thread for each client: quota
 //! hands over its memory     ------> checks the descriptors, allocates a slot
 //! sends requests            ------> `owned` checks that each object is the client's own; then the engine
 //! receives events           <------ one thread for all clients
@@ -59,7 +59,7 @@ use registry::Registry;
 pub use registry::{Config, Users};
 use roxie::host::{ConnectionService, Device, DeviceError, IgnoreEvents};
 use roxie::remote::link::Link;
-use roxie::remote::message::{Hello, VERSION, Welcome};
+use roxie::remote::message::{Hello, Welcome};
 use roxie::remote::{AttachError, name_of, nic_of};
 use roxie_base::descriptors::{listen, receive_until, set_takes_descriptors};
 use roxie_base::roster::Identity;
@@ -333,12 +333,8 @@ impl Inner {
         }
     }
 
-    /// Checks version and user before the client may hand over its memory.
-    fn hears(&self, uid: u32, hello: &Hello) -> Result<(), String> {
-        if hello.version != VERSION {
-            let theirs = hello.version;
-            return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
-        }
+    /// Checks the user before the client may hand over its memory.
+    fn hears(&self, uid: u32) -> Result<(), String> {
         if self.registry.is_silent(uid) {
             return Err(format!(
                 "memory of another program of user {uid} does not answer, or did not lately"
@@ -459,7 +455,7 @@ fn admit(
     hello: &Hello,
     until: Instant,
 ) -> Option<(Arc<Client>, Session)> {
-    let heard = nic.upgrade()?.hears(uid, hello);
+    let heard = nic.upgrade()?.hears(uid);
     let memory = heard.and_then(|()| memory_of(link, hello, until));
     nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
 }

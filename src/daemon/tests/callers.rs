@@ -94,7 +94,7 @@ fn library_of_version_4_is_told_so() {
     // Since Linux 6.16 descriptors are refused before a byte is sent.
     let _ = link.send(&older, &memory.each_ref().map(AsFd::as_fd));
     let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
-    assert!(answer.expect_err("refused").contains("use the same roxie"));
+    assert!(answer.expect_err("refused").contains("update the library"));
 }
 
 #[test]

@@ -27,7 +27,7 @@ use requests::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at,
 use roxie::host::{Device, DeviceConfig, Drive};
 use roxie::remote::link::Link;
 use roxie::remote::message::{
-    ArenaPlace, Hello, Memory, Receives, Refusal, Reply, Request, Response, VERSION, Welcome,
+    ArenaPlace, CLIENT_PROTOCOL, Hello, Memory, Receives, Refusal, Reply, Request, Response, Welcome,
 };
 use roxie::remote::name_of;
 use roxie_base::descriptors::send;
@@ -148,7 +148,7 @@ fn heard(link: &Link, hello: &Hello) -> Result<(), String> {
 
 fn hello(secret: &u64) -> Hello {
     let secret = (std::ptr::from_ref(secret) as u64, *secret);
-    Hello { version: VERSION, name: "stranger\n".into(), secret }
+    Hello { version: CLIENT_PROTOCOL.version, name: "stranger\n".into(), secret }
 }
 
 impl Stranger {
@@ -379,7 +379,8 @@ fn invalid_messages_end_only_their_sender() {
     let nic = nic(Quota::default());
     let secret = Box::new(7u64);
     let refusals = [
-        (Hello { version: VERSION + 1, ..hello(&secret) }, "version"),
+        (Hello { version: CLIENT_PROTOCOL.version + 1, ..hello(&secret) }, "update the NIC"),
+        (Hello { version: CLIENT_PROTOCOL.oldest - 1, ..hello(&secret) }, "update the library"),
         // The address is right, but the 8 bytes differ.
         (Hello { secret: (std::ptr::from_ref(&*secret) as u64, 8), ..hello(&secret) }, "does not lead"),
         (Hello { secret: (8, 7), ..hello(&secret) }, "does not lead"),
@@ -390,7 +391,7 @@ fn invalid_messages_end_only_their_sender() {
         assert!(refused.contains(why), "{refused}");
     }
     let link = nic.link();
-    link.send(&"hello?", &[]).expect("it listens");
+    link.send(&(CLIENT_PROTOCOL.version, "\u{ff}"), &[]).expect("it listens");
     let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
     assert!(answer.expect_err("nonsense").contains("greeting"));
     drop(nic.link());

@@ -16,8 +16,8 @@ use super::arenas::Arenas;
 use super::error::AttachError;
 use super::link::Link;
 use super::message::{
-    ArenaPlace, ClientForm, Completions, Hello, Memory, Pages, Receives, Refusal, Reply, Request, Response,
-    VERSION, Welcome, WithMessage,
+    ArenaPlace, CLIENT_PROTOCOL, ClientForm, Completions, Hello, Memory, Pages, Receives, Refusal, Reply,
+    Request, Response, Welcome, WithMessage,
 };
 use super::trust::{is_trusted, name_of_process};
 use roxie_base::descriptors::{children, connect, peer_of};
@@ -148,7 +148,7 @@ impl Attachment {
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
         let secret = unguessable();
         let secret_at = (std::ptr::from_ref(&secret) as u64, secret);
-        let hello = Hello { version: VERSION, name, secret: secret_at };
+        let hello = Hello { version: CLIENT_PROTOCOL.version, name, secret: secret_at };
         let memory = RemoteMemory::descriptors()
             .map_err(|source| AttachError::Memory { interface: interface.to_owned(), source })?;
         let refused =

@@ -152,11 +152,11 @@ impl Pieces {
         Pieces { bytes: Vec::new(), longest }
     }
 
-    /// Reads the available bytes, but none beyond the message. `None` if the other end has closed.
+    /// Reads the available bytes, but none beyond the message. Returns the whole message. `None` if the other end has closed.
     ///
     /// # Errors
-    /// `WouldBlock` if more is due; any other if what came is no such message.
-    pub fn read<T: DeserializeOwned>(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<T>> {
+    /// `WouldBlock` if more is due; any other if the message is too long, or the socket fails.
+    pub fn read(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<&[u8]>> {
         loop {
             let at = self.bytes.len();
             let due = match self.bytes.first_chunk() {
@@ -164,7 +164,7 @@ impl Pieces {
                 None => HEAD,
             };
             if at >= HEAD && at == due {
-                return postcard::from_bytes(&self.bytes[HEAD..]).map(Some).map_err(io::Error::other);
+                return Ok(Some(&self.bytes[HEAD..]));
             }
             self.bytes.resize(due, 0);
             let received = recv(socket.as_raw_fd(), &mut self.bytes[at..], MsgFlags::MSG_DONTWAIT);

@@ -11,13 +11,15 @@ use std::net::IpAddr;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use roxie_base::protocol::Protocol;
 use roxie_base::roster::PortRequest;
 use roxie_nic::nic::{Answer, Command, Form, MemoryCommand};
 use roxie_nic::verbs::Mtu;
 use roxie_port::PortInfo;
 
-/// Version of the messages, which both ends must share.
-pub const VERSION: u32 = 7;
+/// Protocol of a process and its NIC: the messages of this module, and the layout of queues, doorbells and orphan tables in
+/// shared memory. The NIC compares versions, and serves libraries from `oldest` on: those are older in a node that was updated.
+pub const CLIENT_PROTOCOL: Protocol = Protocol { name: "client protocol", oldest: 7, version: 7 };
 
 /// Maximum number of services that a process may listen for, far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
@@ -51,16 +53,29 @@ fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
 }
 
-/// A process's first message. The NIC accepts descriptors only after its answer `Ok(())`. The process then sends those of its memory
+/// A process's first message, which begins with the version in all versions. The answer is a `Result<(), String>` in all versions. The NIC accepts descriptors only after its answer `Ok(())`. The process then sends those of its memory
 /// ([`RemoteMemory::descriptors`](roxie_nic::shared::remote_memory::RemoteMemory::descriptors)), with one byte of data.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`VERSION`].
+    /// The version of [`CLIENT_PROTOCOL`].
     pub version: u32,
     /// Its name, for display.
     pub name: String,
     /// An address of its memory, and the 8 bytes at that address.
     pub secret: (u64, u64),
+}
+
+impl Hello {
+    /// Reads a first message: its version, and the rest only if this release understands the version.
+    ///
+    /// # Errors
+    /// If the version is another one, or the bytes are no first message.
+    pub fn read(bytes: &[u8]) -> Result<Hello, String> {
+        let other = |error: postcard::Error| format!("what it said is no greeting: {error}");
+        let (version, _) = postcard::take_from_bytes(bytes).map_err(other)?;
+        CLIENT_PROTOCOL.check("the NIC", "the library", version).map_err(|error| error.to_string())?;
+        postcard::from_bytes(bytes).map_err(other)
+    }
 }
 
 /// The NIC serves the process. The message carries the page of its doorbells, the descriptor that they ring, and the socket of events.

@@ -16,7 +16,7 @@ use super::super::hostile::{Hostile, Known};
 use super::super::{Stranger, create_counted_cq, hello, place};
 use super::bench::{Bench, borrowed, framed, message};
 use super::tally::Tally;
-use roxie::remote::message::{Request, Response, VERSION};
+use roxie::remote::message::{CLIENT_PROTOCOL, Request, Response};
 use roxie_base::descriptors::{MOST, send_with};
 use roxie_base::random::splitmix;
 use roxie_base::threads::lock;
@@ -182,7 +182,7 @@ impl Attacker {
         let own: Vec<OwnedFd> = RemoteMemory::descriptors().expect("this process's own").into();
         let (mut fds, mut bytes) = (own, None);
         match self.below(7) {
-            0 => hello.version = VERSION + 1 + self.below(1000) as u32,
+            0 => hello.version = CLIENT_PROTOCOL.version + 1 + self.below(1000) as u32,
             1 => hello.secret.1 ^= 1,
             2 => hello.secret.0 = splitmix(&mut self.state),
             3 => fds.truncate(1),

@@ -186,8 +186,9 @@ impl Bench {
         send_with(own.as_fd(), bytes, &[], MsgFlags::empty()).map_err(|error| error.to_string())?;
         // No thread answers in between.
         send(own.as_fd(), fds).map_err(|error| error.to_string())?;
-        let greeting = Pieces::new(LONGEST_GREETING).read::<Hello>(nics.as_fd());
-        let hello = greeting.map_err(|error| error.to_string())?.ok_or("nothing")?;
+        let mut pieces = Pieces::new(LONGEST_GREETING);
+        let greeting = pieces.read(nics.as_fd()).map_err(|error| error.to_string())?;
+        let hello = Hello::read(greeting.ok_or("nothing")?)?;
         let (pid, until) = (std::process::id().cast_signed(), Instant::now() + PATIENCE);
         let admitted = admit(&Arc::downgrade(inner), &Link::new(nics), (pid, uid), &hello, until);
         let link = Link::new(own);
