@@ -14,6 +14,10 @@ mod silent;
 mod sizes;
 mod tables;
 mod users;
+mod versions;
+
+#[path = "../../../tests/support/kept.rs"]
+mod kept;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
