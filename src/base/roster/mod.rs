@@ -16,8 +16,11 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The form of a roster. Members of another one are told so.
-pub const FORM: u32 = 2;
+use crate::protocol::Protocol;
+
+/// Protocol of the members of a socket group: the roster, the order of their descriptors, and the form of the datagrams that they hand
+/// over. A member writes back the whole roster, so all have the same version.
+pub const GROUP_PROTOCOL: Protocol = Protocol { name: "group protocol", oldest: 2, version: 2 };
 
 /// A refused request, as the application sees it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +43,7 @@ impl Denied {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Roster {
-    /// The form of the roster, [`FORM`].
+    /// The version of [`GROUP_PROTOCOL`].
     pub form: u32,
     /// Slots by number. A slot stays in the list once it was given.
     pub slots: Vec<Slot>,
@@ -97,7 +100,7 @@ impl Room {
 impl Roster {
     /// Makes an empty roster without slots, for up to `most`: a slot that was left is reused before a new one is made.
     pub fn new(most: u8) -> Roster {
-        Roster { form: FORM, most, ..Roster::default() }
+        Roster { form: GROUP_PROTOCOL.version, most, ..Roster::default() }
     }
 
     /// Makes an empty roster of `most` slots: each is used once before one is reused.

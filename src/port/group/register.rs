@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use serde::Deserialize;
 
 use super::SLOTS;
-use roxie_base::roster::{FORM, Roster};
+use roxie_base::roster::{GROUP_PROTOCOL, Roster};
 use roxie_base::threads::lock;
 
 /// Most bytes of each copy.
@@ -29,6 +30,12 @@ const LOCKS: i64 = 1 << 40;
 /// (SIGSTOP) meanwhile.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_micros(200);
+
+/// The part of a roster that all versions have. Sequence number, length and checksum in front of it are the same in all versions, too.
+#[derive(Deserialize)]
+struct Version {
+    form: u32,
+}
 
 /// The roster of a group. See the module's page.
 #[derive(Debug)]
@@ -70,7 +77,7 @@ impl Register {
     /// Runs `act` on the roster while this process holds it, and writes it back if it changed.
     ///
     /// # Errors
-    /// If the roster is not available: a member is stopped while it holds it, or the form is of another release.
+    /// If the roster is not available: a member is stopped while it holds it, or the group is of another version.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Roster) -> R) -> io::Result<R> {
         let _turn = lock(&self.turn);
         self.hold()?;
@@ -164,7 +171,12 @@ impl Register {
 
     fn newest(&self) -> io::Result<(u64, Roster)> {
         let mut copies = [0, 1].map(|copy| self.copy(copy));
-        copies.sort_by_key(|copy| copy.as_ref().map_or(0, |(sequence, _)| *sequence));
+        // A copy of another version is an error, whatever the other copy is.
+        copies.sort_by_key(|copy| match copy {
+            Ok((sequence, _)) => *sequence,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => 0,
+            Err(_) => u64::MAX,
+        });
         let [_, newest] = copies;
         newest
     }
@@ -190,11 +202,11 @@ impl Register {
         if checksum(sequence, &text) != sum {
             return Err(torn("an incomplete copy"));
         }
-        let roster: Roster = serde_json::from_slice(&text).map_err(|error| torn(&error.to_string()))?;
-        if roster.form != FORM {
-            let why = "processes of this group have another release of Roxie: end them first, or use the same release";
-            return Err(io::Error::other(why));
-        }
+        let Version { form } = serde_json::from_slice(&text).map_err(|error| torn(&error.to_string()))?;
+        GROUP_PROTOCOL
+            .check("this process", "the group of processes on this device", form)
+            .map_err(io::Error::other)?;
+        let roster = serde_json::from_slice(&text).map_err(|error| torn(&error.to_string()))?;
         Ok((sequence, roster))
     }
 
@@ -272,6 +284,25 @@ mod tests {
         assert_eq!(register.newest().unwrap(), (sequence, before));
         enter(&register, 1);
         assert_eq!(register.read().unwrap().1.taken().count(), 2);
+    }
+
+    #[test]
+    fn group_of_another_version_names_the_older() {
+        for (form, older) in [(GROUP_PROTOCOL.oldest - 1, "update the group"), (99, "update this process")] {
+            let register = Register::create().unwrap();
+            // The rest has another form as well.
+            let text = format!(r#"{{"form":{form},"slots":{{}},"leases":[]}}"#);
+            let mut bytes = 8u64.to_ne_bytes().to_vec();
+            bytes.extend((text.len() as u32).to_ne_bytes());
+            bytes.extend(checksum(8, text.as_bytes()).to_ne_bytes());
+            bytes.extend(text.as_bytes());
+            register.file.write_all_at(&bytes, 0).unwrap();
+            for error in [register.read().unwrap_err(), register.with(|_| ()).unwrap_err()] {
+                let said = error.to_string();
+                assert!(said.contains(&format!("version {form} of the group protocol")), "{said}");
+                assert!(said.contains(older), "{said}");
+            }
+        }
     }
 
     #[test]

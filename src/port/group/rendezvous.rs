@@ -17,6 +17,8 @@ use super::GroupId;
 use super::error::JoinError;
 use roxie_base::descriptors::{connect, listen, peer_of, receive_until, send};
 
+/// Descriptors that members share. A newer group may pass more; its register says that it is newer.
+const SHARED: usize = 4;
 /// Timeout for a member's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(1);
@@ -76,7 +78,8 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
                 if let Some(user) = stranger(&asks).map_err(system("asking for the user of the group"))? {
                     return Err(JoinError::Stranger { name: name.to_owned(), user });
                 }
-                if let Some(fds) = answer(asks.as_fd(), until)? {
+                if let Some(mut fds) = answer(asks.as_fd(), until)? {
+                    fds.truncate(SHARED);
                     return Ok(Some(fds));
                 }
                 // The member that was about to answer has ended.
