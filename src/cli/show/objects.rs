@@ -24,7 +24,12 @@ pub(crate) fn look(filter: &ProcessFilter) -> Result<Vec<Snapshot>, Failure> {
         snapshots().map_err(|e| Failure::Run(format!("cannot list Unix sockets (/proc/net/unix): {e}")))?;
     let wanted = |pid: u32| filter.pid.is_empty() || filter.pid.contains(&pid);
     for pid in look.silent.iter().filter(|pid| wanted(**pid)) {
-        output::note(format_args!("process {pid} does not answer: it is stopped, or of another version"));
+        output::note(format_args!(
+            "process {pid} does not answer as a device does: it is stopped, or no process of Roxie's"
+        ));
+    }
+    for (pid, version) in look.of_other_versions.iter().filter(|(pid, _)| wanted(*pid)) {
+        output::note(format_args!("process {pid} cannot be shown: {version}"));
     }
     if look.left_out > 0 {
         let n = look.left_out;
@@ -33,7 +38,9 @@ pub(crate) fn look(filter: &ProcessFilter) -> Result<Vec<Snapshot>, Failure> {
         ));
     }
     let seen: Vec<_> = look.snapshots.into_iter().filter(|snapshot| wanted(snapshot.pid)).collect();
-    match filter.pid.iter().find(|pid| seen.iter().all(|s| s.pid != **pid) && !look.silent.contains(pid)) {
+    let is_told =
+        |pid| look.silent.contains(pid) || look.of_other_versions.iter().any(|(other, _)| other == pid);
+    match filter.pid.iter().find(|pid| seen.iter().all(|s| s.pid != **pid) && !is_told(*pid)) {
         Some(pid) => Err(Failure::Run(format!(
             "process {pid} has no device that can be seen from here: `roxie show processes` lists those that have"
         ))),

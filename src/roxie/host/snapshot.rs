@@ -5,16 +5,23 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use roxie_base::protocol::Protocol;
 use roxie_nic::nic::{QpStatus, RegionStatus};
 use roxie_nic::verbs::{QpState, QpType};
 
+/// Format in which a device sends a [`Snapshot`] to readers in other processes, as JSON. Fields may be added to a version; readers take the default
+/// for a field that is missing, and ignore one that they do not know. Version 0 is that of processes that name none.
+pub(crate) const SNAPSHOT_PROTOCOL: Protocol = Protocol { name: "snapshot format", oldest: 0, version: 1 };
+
 /// A device's state at one moment. The fields have the names of the JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Snapshot {
+    /// Version of the format in which the process sent it.
+    pub version: u32,
     /// Process ID of the device's process, in the reader's PID namespace, or in its own if it has none there.
     pub pid: u32,
     /// User ID of the process. Set by the reader, from the kernel.
-    #[serde(default)]
     pub uid: u32,
     /// Name of the socket at which the device answers. Set by the reader.
     #[serde(skip)]
@@ -32,7 +39,6 @@ pub struct Snapshot {
     /// The slot among the processes that share the interface over sockets.
     pub slot: Option<u8>,
     /// The slot at the NIC that serves the process.
-    #[serde(default)]
     pub nic_slot: Option<u8>,
     /// Time on the device's clock, in ns.
     pub now_ns: u64,
@@ -47,12 +53,12 @@ pub struct Snapshot {
     /// Connection identifiers of `rdma_cm`.
     pub cm_ids: Vec<CmIdEntry>,
     /// Client processes, if the device is a NIC process.
-    #[serde(default)]
     pub clients: Vec<ClientEntry>,
 }
 
 /// A client of a NIC process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ClientEntry {
     /// Process ID, in the NIC's PID namespace.
     pub pid: u32,
@@ -68,6 +74,7 @@ pub struct ClientEntry {
 
 /// Use of a resource by a client and its user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AccountEntry {
     /// Used by the process.
     pub used: u64,
@@ -110,6 +117,7 @@ impl Snapshot {
     pub(super) fn make_plain(&mut self) {
         // All fields are listed, so that the compiler reports a new one.
         let Snapshot {
+            version: _,
             pid: _,
             uid: _,
             socket: _,
@@ -149,6 +157,7 @@ impl Snapshot {
 
 /// Histogram of the durations of passes, since the device was opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PassDurations {
     /// Entry `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive; the last entry counts all longer ones too.
     pub buckets: Vec<u64>,
@@ -180,6 +189,7 @@ impl PassDurations {
 
 /// A queue pair.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct QpEntry {
     /// The QPN.
     pub qpn: u32,
@@ -201,12 +211,12 @@ pub struct QpEntry {
     /// The current rate in Mb/s, if it is limited.
     pub rate_mbps: Option<f64>,
     /// Lost packets alone are sent again (selective repeat); otherwise everything from the lost one on.
-    #[serde(default)]
     pub selective_repeat: bool,
 }
 
 /// A memory region or window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MrEntry {
     /// `region`, `fast` (fast-registered), `window1`, `window2`.
     pub kind: String,
@@ -224,6 +234,7 @@ pub struct MrEntry {
 
 /// A connection identifier of `rdma_cm`, or a connection of [`ConnectionManager`](super::ConnectionManager).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CmIdEntry {
     /// The identifier's number in its process.
     pub id: u32,

@@ -48,9 +48,9 @@ pub enum AttachError {
         /// The process.
         pid: u32,
     },
-    /// The process uses another version of Roxie.
+    /// The process uses an older version of Roxie, which answered with a snapshot.
     #[error(
-        "process {pid} runs another version of Roxie, of which no frames can be captured: start it with --capture"
+        "process {pid} has an older Roxie, whose frames cannot be captured: update its library or program, or start it with --capture"
     )]
     OtherVersion {
         /// The process.

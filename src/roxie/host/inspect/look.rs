@@ -15,10 +15,13 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, bind, socket};
 use nix::unistd::geteuid;
+use serde::Deserialize;
 
 use super::Snapshot;
 use super::window::NAME;
+use crate::host::snapshot::SNAPSHOT_PROTOCOL;
 use roxie_base::descriptors::{connect_now, peer_of, receive_until};
+use roxie_base::protocol::OtherVersion;
 use roxie_base::threads::as_user;
 
 /// Maximum time for all devices together to answer. A stopped one (`SIGSTOP`) does not answer.
@@ -34,8 +37,10 @@ const LONGEST_OF_OTHERS: u64 = 64 << 20;
 pub struct Look {
     /// Snapshots of the devices that answered, sorted by process ID.
     pub snapshots: Vec<Snapshot>,
-    /// Processes that did not answer in time: they are stopped, or run another version.
+    /// Processes that did not answer in time, or gave an invalid answer.
     pub silent: Vec<u32>,
+    /// Processes with an answer of a version that this reader does not understand.
+    pub of_other_versions: Vec<(u32, OtherVersion)>,
     /// Number of other users' devices that were not read: they are too many, or their answers too long or invalid.
     pub left_out: usize,
 }
@@ -104,6 +109,9 @@ impl Look {
             Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, &asked.name, pid, uid)),
             // The process has ended, or does not answer this user.
             Ok(None) => {}
+            Err(error) if other_version(&error).is_some() => {
+                self.of_other_versions.extend(other_version(&error).map(|other| (pid, other)));
+            }
             Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
             Err(_) => self.left_out += 1,
         }
@@ -176,6 +184,18 @@ pub(super) fn answer(
     file.map(|file| read(&File::from(file), longest)).transpose()
 }
 
+/// Returns the version of an answer that this reader does not understand.
+fn other_version(error: &io::Error) -> Option<OtherVersion> {
+    error.get_ref()?.downcast_ref().copied()
+}
+
+/// The part of a snapshot that all versions have.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Version {
+    version: u32,
+}
+
 fn read(file: &File, longest: u64) -> io::Result<(Snapshot, u64)> {
     // Only files in memory have seals. Reading another kind of file might block.
     fcntl(file, FcntlArg::F_GET_SEALS)?;
@@ -185,6 +205,8 @@ fn read(file: &File, longest: u64) -> io::Result<(Snapshot, u64)> {
     }
     let mut text = vec![0; length as usize];
     file.read_exact_at(&mut text, 0)?;
+    let Version { version } = serde_json::from_slice(&text).map_err(io::Error::other)?;
+    SNAPSHOT_PROTOCOL.check("this program", "the process", version).map_err(io::Error::other)?;
     Ok((serde_json::from_slice(&text).map_err(io::Error::other)?, length))
 }
 
@@ -220,6 +242,18 @@ mod tests {
         // The hole costs its owner no memory, but would cost the reader its length.
         ftruncate(&file, 1 << 40).expect("a hole");
         assert!(answered(&file, LONGEST).expect_err("long").to_string().contains("at most"));
+    }
+
+    #[test]
+    fn answers_of_other_versions_are_read_or_named() {
+        let read = |text: &str| answered(&in_memory(text.as_bytes()), LONGEST);
+        for known in [r#"{"pid":7,"new":[1]}"#, r#"{"version":1,"pid":7,"qps":[{"qpn":9}]}"#] {
+            let (snapshot, _) = read(known).expect("understood").expect("an answer");
+            assert_eq!(snapshot.pid, 7);
+        }
+        let error = read(r#"{"version":2,"pid":"seven"}"#).expect_err("another version");
+        let said = other_version(&error).expect("named").to_string();
+        assert!(said.contains("version 2") && said.ends_with("update this program"), "{said}");
     }
 
     #[test]

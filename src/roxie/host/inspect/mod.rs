@@ -14,6 +14,7 @@ mod window;
 use std::fs;
 
 use super::adapter::DeviceSlot;
+use super::snapshot::SNAPSHOT_PROTOCOL;
 pub use super::snapshot::{
     AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, PassDurations, QpEntry, Snapshot,
 };
@@ -29,6 +30,7 @@ impl State {
     /// Returns the snapshot without objects: identity and counters.
     fn counted(&self) -> Snapshot {
         let mut snapshot = Snapshot {
+            version: SNAPSHOT_PROTOCOL.version,
             pid: std::process::id(),
             name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),
             device: self.name.clone(),
@@ -47,6 +49,7 @@ impl State {
 
     fn snapshot(&self) -> Snapshot {
         Snapshot {
+            version: SNAPSHOT_PROTOCOL.version,
             pid: std::process::id(),
             name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),
             device: self.name.clone(),
