@@ -7,14 +7,16 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use roxie_base::protocol::Protocol;
+
 use crate::verdict::Stop;
 
 /// Source of the agent, for `cc`.
 pub const SOURCE: &str = include_str!("agent.c");
 /// TCP port on which an agent listens by default.
 pub const PORT: u16 = 4790;
-/// Version of the line protocol.
-const PROTOCOL: u64 = 1;
+/// Protocol of bench and agent, in lines.
+const AGENT_PROTOCOL: Protocol = Protocol { name: "agent protocol", oldest: 1, version: 1 };
 /// Bytes of the longest answer that is read.
 const LONGEST_ANSWER: usize = 64 << 10;
 /// Time in which an agent answers a request that does not wait.
@@ -142,12 +144,13 @@ impl Agent {
     /// If the agent refuses, or speaks another version of the protocol.
     pub fn hello(&mut self, gid: &str) -> Result<BTreeMap<String, String>, Stop> {
         let answer = self.ask_within(&format!("hello gid={gid}"), self.begins_within)?;
-        match answer.number("protocol") {
-            Ok(PROTOCOL) => Ok(answer.words),
-            other => Err(Stop::NotTested(format!(
-                "the agent speaks version {other:?} of the protocol, the bench {PROTOCOL}: compile it anew from `roxie conform agent`"
-            ))),
-        }
+        let version = answer.word32("protocol")?;
+        AGENT_PROTOCOL.check("the bench", "the agent", version).map_err(|error| {
+            Stop::NotTested(format!(
+                "{error} (`roxie conform agent` prints the agent's source for this bench)"
+            ))
+        })?;
+        Ok(answer.words)
     }
 
     /// Sends a request and returns the answer.
@@ -350,6 +353,17 @@ mod tests {
     fn refusal_is_no_verdict_about_the_target() {
         let stop = lying(b"err ibv_reg_mr: Invalid argument\n").ask("mr").unwrap_err();
         assert!(matches!(&stop, Stop::NotTested(why) if why.contains("Invalid argument")), "{stop:?}");
+    }
+
+    #[test]
+    fn agent_of_another_version_names_the_older() {
+        for (hello, older) in
+            [(&b"ok protocol=0\n"[..], "update the agent"), (b"ok protocol=2\n", "update the bench")]
+        {
+            let stop = lying(hello).hello("0").unwrap_err();
+            assert!(matches!(&stop, Stop::NotTested(why) if why.contains(older)), "{stop:?}");
+        }
+        assert!(lying(b"ok protocol=1\n").hello("0").is_ok());
     }
 
     #[test]

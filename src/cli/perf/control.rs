@@ -8,8 +8,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use roxie::host::Endpoint;
 use roxie::verbs::{Gid, Psn, Qpn};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::plan::Plan;
+use super::plan::{PERF_PROTOCOL, Plan};
 use crate::failure::Failure;
 use crate::stream::Stream;
 
@@ -152,17 +153,46 @@ fn read_line(reader: &mut BufReader<Box<dyn Stream>>) -> Result<Message, String>
     let mut line = String::new();
     match reader.by_ref().take(MAX_LINE).read_line(&mut line) {
         Ok(0) => Err("the peer closed its TCP connection; its own output should say why".into()),
-        Ok(_) => serde_json::from_str(&line).map_err(|e| {
-            let start: String = line.chars().take(60).collect();
-            format!(
-                "the peer sent {start:?}, which is no line of `roxie perf` ({e}): is it one, of this version?"
-            )
-        }),
+        Ok(_) => parse(&line),
         Err(e) => Err(format!("the TCP connection to the peer broke: {e}")),
     }
+}
+
+/// Parses a message. The version of a client's first message stands at the same place in all versions.
+fn parse(line: &str) -> Result<Message, String> {
+    let value: Result<Value, _> = serde_json::from_str(line);
+    let version = value.as_ref().ok().and_then(|value| value.pointer("/hello/plan/version")?.as_u64());
+    if let Some(version) = version {
+        let version = version.try_into().unwrap_or(u32::MAX);
+        PERF_PROTOCOL.check("the server", "the client", version).map_err(|error| error.to_string())?;
+    }
+    value.and_then(serde_json::from_value).map_err(|error| {
+        let start: String = line.chars().take(60).collect();
+        format!(
+            "the peer sent {start:?}, which is no line of `roxie perf` ({error}): is it one, of this version?"
+        )
+    })
 }
 
 /// Returns the error for a message that does not fit the protocol's state.
 pub(super) fn out_of_turn(message: &Message) -> Failure {
     Failure::Peer(format!("unexpected message {message:?} of the peer: are both ends of the same version?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_of_another_version_names_the_older() {
+        for (version, older) in [(1, "update the client"), (3, "update the server")] {
+            // The rest has another form as well.
+            let line = format!(r#"{{"hello":{{"plan":{{"version":{version},"operation":"sing"}}}}}}"#);
+            let said = parse(&line).unwrap_err();
+            assert!(said.contains(&format!("version {version} of the perf protocol")), "{said}");
+            assert!(said.ends_with(older), "{said}");
+        }
+        assert!(parse("GET / HTTP/1.1").unwrap_err().contains("no line of `roxie perf`"));
+        assert!(matches!(parse(r#""bye""#), Ok(Message::Bye)));
+    }
 }

@@ -2,6 +2,7 @@
 
 use roxie::host::SelectiveRepeat;
 use roxie::limits::{MAX_CQE, MAX_WR};
+use roxie::protocol::Protocol;
 use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +14,8 @@ pub(super) const SIGNAL_EVERY: u32 = 16;
 /// Longest message, which bounds the buffers.
 const MAX_SIZE: u32 = 1 << 30;
 const MAX_QPS: u32 = 4096;
-/// Version of the protocol between the two ends.
-pub(super) const VERSION: u32 = 2;
+/// Protocol of the two ends.
+pub(super) const PERF_PROTOCOL: Protocol = Protocol { name: "perf protocol", oldest: 2, version: 2 };
 
 /// When a round ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,7 +57,7 @@ impl Plan {
             _ => 65_536,
         };
         let plan = Plan {
-            version: VERSION,
+            version: PERF_PROTOCOL.version,
             service: wishes.service.unwrap_or_default(),
             operation: arguments.operation,
             measure: arguments.measure,
@@ -177,7 +178,7 @@ mod tests {
 
     fn plan() -> Plan {
         Plan {
-            version: VERSION,
+            version: PERF_PROTOCOL.version,
             service: Service::Rc,
             operation: Operation::Send,
             measure: Measure::Bw,

@@ -20,7 +20,7 @@ use roxie::verbs::Mtu;
 
 use super::arguments::MeasurementOptions;
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
-use super::plan::{Plan, VERSION};
+use super::plan::Plan;
 use super::report::{Form, Outcome, Printer};
 use crate::failure::Failure;
 use crate::output;
@@ -146,12 +146,6 @@ fn serve_rounds(
         Message::Hello { plan, path_mtu } => (plan, known_mtu(path_mtu)?),
         other => return Err(out_of_turn(&other)),
     };
-    if plan.version != VERSION {
-        return Err(Failure::Peer(format!(
-            "the client speaks version {}, the server {VERSION}",
-            plan.version
-        )));
-    }
     plan.check().map_err(|e| Failure::Peer(format!("the client's plan cannot be: {e}")))?;
     let differences = plan.differences(own, wishes);
     if !differences.is_empty() {

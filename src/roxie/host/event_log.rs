@@ -7,11 +7,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use roxie_base::protocol::Protocol;
 use roxie_nic::shared::Region;
 
 /// Number of lines kept: the newest.
@@ -24,7 +26,9 @@ const HEAD: usize = 2;
 const TEXT: usize = (EVENT - HEAD) * 8;
 /// Flag beside the length: the line was also written to standard error.
 const SAID: u64 = 1 << 32;
-/// Words before the lines. The first one counts all lines ever written.
+/// The layout of the memory. Version 0 is that of launchers that name none.
+const EVENT_LOG_PROTOCOL: Protocol = Protocol { name: "event log", oldest: 0, version: 1 };
+/// Words before the lines. The first one counts all lines ever written, the second one is the version, in all versions.
 const COUNT: usize = 8;
 const WORDS: usize = COUNT + EVENTS * EVENT;
 
@@ -61,15 +65,21 @@ impl EventLog {
     /// If the system is out of memory or descriptors.
     pub fn create() -> io::Result<(EventLog, SharedPath)> {
         let (region, fd) = Region::shared(WORDS)?;
+        region.words()[1].store(EVENT_LOG_PROTOCOL.version.into(), Relaxed);
         Ok((EventLog { region }, SharedPath(fd)))
     }
 
     /// Opens a log that another process created.
     ///
     /// # Errors
-    /// If there is no log at `path`.
+    /// If there is no log at `path`. `InvalidData` if the launcher made one of a version that this library does not write.
     pub fn open(path: &Path) -> io::Result<EventLog> {
         let file = File::options().read(true).write(true).open(path)?;
+        let mut version = [0; 8];
+        file.read_exact_at(&mut version, 8)?;
+        EVENT_LOG_PROTOCOL
+            .check("the library", "the launcher", u64::from_ne_bytes(version).try_into().unwrap_or(u32::MAX))
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         Ok(EventLog { region: Region::map(file.as_fd(), WORDS)? })
     }
 
@@ -144,6 +154,20 @@ mod tests {
         (0..2 * EVENTS).for_each(|n| writer.note(&n.to_string(), false));
         assert_eq!(texts(&log, usize::MAX).len(), EVENTS);
         assert_eq!(texts(&log, 2), ["126", "127"]);
+    }
+
+    #[test]
+    fn log_of_another_version_is_not_written() {
+        let (log, path) = EventLog::create().unwrap();
+        for (version, is_known) in [(0, true), (1, true), (2, false)] {
+            log.region.words()[1].store(version, Relaxed);
+            match EventLog::open(&path.path()) {
+                Ok(_) => assert!(is_known, "{version}"),
+                Err(error) => {
+                    assert!(!is_known && error.to_string().ends_with("update the library"), "{error}")
+                }
+            }
+        }
     }
 
     #[test]

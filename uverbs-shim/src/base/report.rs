@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::sync::{LazyLock, Mutex};
 
 use roxie::host::{DeviceError, EventLog, OpenError};
@@ -22,8 +23,16 @@ static WANTED: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("ROXIE_LOG").is_ok_and(|level| matches!(&*level, "info" | "debug" | "trace"))
 });
 /// Event log, which the launcher reads after the program has failed.
-static EVENTS: LazyLock<Option<EventLog>> =
-    LazyLock::new(|| EventLog::open(std::env::var_os("ROXIE_EVENTS")?.as_ref()).ok());
+static EVENTS: LazyLock<Option<EventLog>> = LazyLock::new(|| {
+    let opened = EventLog::open(std::env::var_os("ROXIE_EVENTS")?.as_ref());
+    // Any other error: the launcher has ended.
+    if let Err(error) = &opened
+        && error.kind() == ErrorKind::InvalidData
+    {
+        eprintln!("roxie: ROXIE_EVENTS: {error}");
+    }
+    opened.ok()
+});
 static KNOWN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
 /// Logs the cause of a failed call; prints it if `ROXIE_LOG` asks for that.
