@@ -19,6 +19,7 @@ mod device;
 mod doctor;
 mod failure;
 mod floor;
+mod formats;
 mod lab;
 mod ladder;
 mod line_rate;

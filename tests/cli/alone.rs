@@ -93,9 +93,10 @@ fn help_has_examples_and_exit_codes() {
 #[test]
 fn show_opens_a_device_on_request() {
     let shown = run("show counters --open --port memory --json").succeeded();
-    assert_eq!(shown.json()[0]["sent_pkts"], 0);
+    assert_eq!(shown.json()[0]["counters"]["sent_pkts"], 0);
     let gids = run("show gids --port memory --json").succeeded().json();
-    assert_eq!((&gids[0][0]["gid"], &gids[0][0]["chosen"]), (&"::ffff:192.0.2.1".into(), &true.into()));
+    let gid = &gids[0]["gids"][0];
+    assert_eq!((&gid["gid"], &gid["chosen"]), (&"::ffff:192.0.2.1".into(), &true.into()));
 }
 
 #[test]

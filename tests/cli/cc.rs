@@ -37,12 +37,12 @@ fn succeeded(arguments: &str, input: &str) -> String {
 fn paper_table_is_printed() {
     let events =
         r#"[{"us": 0, "cnp": true}, {"us": 55}, {"us": 110.0}, {"us": 165}, {"us": 220}, {"us": 275}]"#;
-    let wanted = r#"{"us":0,"rc_gbps":20.0,"rt_gbps":40.0,"alpha":1.0,"byte_stage":0,"timer_stage":0}
-{"us":55,"rc_gbps":30.0,"rt_gbps":40.0,"alpha":0.99609375,"byte_stage":0,"timer_stage":1}
-{"us":110.0,"rc_gbps":35.0,"rt_gbps":40.0,"alpha":0.9922027587890625,"byte_stage":0,"timer_stage":2}
-{"us":165,"rc_gbps":37.5,"rt_gbps":40.0,"alpha":0.9883269667625427,"byte_stage":0,"timer_stage":3}
-{"us":220,"rc_gbps":38.75,"rt_gbps":40.0,"alpha":0.9844663145486265,"byte_stage":0,"timer_stage":4}
-{"us":275,"rc_gbps":39.375,"rt_gbps":40.0,"alpha":0.980620743007421,"byte_stage":0,"timer_stage":5}
+    let wanted = r#"{"version":1,"us":0,"rc_gbps":20.0,"rt_gbps":40.0,"alpha":1.0,"byte_stage":0,"timer_stage":0}
+{"version":1,"us":55,"rc_gbps":30.0,"rt_gbps":40.0,"alpha":0.99609375,"byte_stage":0,"timer_stage":1}
+{"version":1,"us":110.0,"rc_gbps":35.0,"rt_gbps":40.0,"alpha":0.9922027587890625,"byte_stage":0,"timer_stage":2}
+{"version":1,"us":165,"rc_gbps":37.5,"rt_gbps":40.0,"alpha":0.9883269667625427,"byte_stage":0,"timer_stage":3}
+{"version":1,"us":220,"rc_gbps":38.75,"rt_gbps":40.0,"alpha":0.9844663145486265,"byte_stage":0,"timer_stage":4}
+{"version":1,"us":275,"rc_gbps":39.375,"rt_gbps":40.0,"alpha":0.980620743007421,"byte_stage":0,"timer_stage":5}
 "#;
     let arguments = "replay --preset paper --line-rate 40";
     assert_eq!(succeeded(&format!("{arguments} -"), events), wanted);
@@ -151,7 +151,8 @@ fn knobs_are_listed() {
     let cells: Vec<&str> = row.split_whitespace().take(6).collect();
     assert_eq!(cells, ["dce_tcp_g", "rp_dce_tcp_g", "1/1024", "0..1023", "1019", "1020"]);
     let listed: Value = serde_json::from_str(&succeeded("knobs --json", "")).unwrap();
-    let ai = listed.as_array().unwrap().iter().find(|row| row["alias"] == "rp_ai_rate").expect("a row");
+    let ai =
+        listed["knobs"].as_array().unwrap().iter().find(|row| row["alias"] == "rp_ai_rate").expect("a row");
     assert_eq!(
         (&ai["name"], &ai["connectx"], &ai["paper"]),
         (&"rpg_ai_rate".into(), &"5".into(), &"40".into())

@@ -75,7 +75,7 @@ fn gid_index_selects_ipv6() {
     for (left, right) in PORTS {
         // The index depends on whether the link-local address, which comes first, is usable yet.
         let index = |gids: Finished| {
-            let table = gids.succeeded().json()[0].clone();
+            let table = gids.succeeded().json()[0]["gids"].clone();
             let entry =
                 table.as_array().unwrap().iter().find(|e| e["gid"].as_str().unwrap().starts_with("2001"));
             entry.unwrap()["index"].clone()

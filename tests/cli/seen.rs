@@ -24,8 +24,10 @@ use crate::{Running, run};
 
 /// Returns the rows of a process in a command's JSON.
 fn rows_of(told: &str, pid: u32) -> Vec<Value> {
-    let all: Vec<Value> = serde_json::from_str(told).unwrap_or_else(|e| panic!("{e}: {told}"));
-    all.into_iter().filter(|row| row["pid"] == pid).collect()
+    let object: Value = serde_json::from_str(told).unwrap_or_else(|e| panic!("{e}: {told}"));
+    let mut members = object.as_object().expect("an object").values();
+    let all = members.find_map(Value::as_array).expect("a list");
+    all.iter().filter(|row| row["pid"] == pid).cloned().collect()
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn busy_interface_names_its_holder() {
     let shown = net.left("show processes --json").succeeded();
     let told: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
     let pids: Vec<_> =
-        told.as_array().expect("a list").iter().map(|process| process["pid"].as_u64()).collect();
+        told["processes"].as_array().expect("a list").iter().map(|process| process["pid"].as_u64()).collect();
     assert_eq!(pids, servers.each_ref().map(|server| Some(u64::from(server.child.id()))));
     let doctor = net.left("doctor --dev left --json");
     assert!(doctor.stdout.contains("\"verdict\"") && !doctor.stdout.contains("port-taken"), "{doctor:#?}");
@@ -127,7 +127,7 @@ fn unprivileged_run_falls_back_to_udp() {
 fn show_predicts_the_result_of_opening() {
     let Some(net) = Net::new("show") else { return };
     let shown = net.left("show device --dev left --json").succeeded().json();
-    let left = &shown[0][0];
+    let left = &shown[0]["interfaces"][0];
     assert_eq!(
         (&left["driver"], &left["mtu"], &left["path_mtu"]),
         (&"veth".into(), &1500.into(), &1024.into())
@@ -144,9 +144,10 @@ fn show_predicts_the_result_of_opening() {
     net.left("show device --open --mode zero-copy").failed(3, &["cannot open left through AF_XDP"]);
     net.left("show gids --address 8.8.8.8").failed(2, &["--address 8.8.8.8", "left does not have it"]);
     let own = net.left("show gids --address 2001:db8::1 --json").succeeded().json();
-    assert_eq!(own[0][0]["gid"], "2001:db8::1");
+    assert_eq!(own[0]["gids"][0]["gid"], "2001:db8::1");
     let gids = net.left("show gids --json").succeeded().json();
-    assert_eq!((&gids[0][1]["index"], &gids[0][1]["gid"]), (&1.into(), &"::ffff:192.0.2.1".into()));
-    assert!(gids[0][1]["place"].as_str().unwrap().contains("first IPv4"), "{gids:?}");
+    let gid = &gids[0]["gids"][1];
+    assert_eq!((&gid["index"], &gid["gid"]), (&1.into(), &"::ffff:192.0.2.1".into()));
+    assert!(gid["place"].as_str().unwrap().contains("first IPv4"), "{gids:?}");
     net.is_clean();
 }

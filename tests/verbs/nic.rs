@@ -38,7 +38,7 @@ impl Held {
             let shown = Running::start(host, command).finish();
             assert!(shown.status.success(), "{shown:?}");
             let list: serde_json::Value = serde_json::from_str(shown.said.trim()).expect("JSON");
-            list.as_array().expect("a list").len()
+            list[what].as_array().expect("a list").len()
         });
         let queues = maps.lines().filter(|line| line.contains("/memfd:")).count();
         Held { descriptors: entries("fd"), threads: entries("task"), queues, shown }
@@ -363,7 +363,8 @@ fn port_of_another_user_is_in_use() {
     let list: serde_json::Value = serde_json::from_str(shown(&["--json"]).trim()).expect("JSON");
     let of = |uid: u32| {
         let is_it = |row: &&serde_json::Value| row["uid"] == uid && row["name"] == "rping";
-        list.as_array().expect("a list").iter().find(is_it).expect("it is served")["account"].clone()
+        list["processes"].as_array().expect("a list").iter().find(is_it).expect("it is served")["account"]
+            .clone()
     };
     for uid in [0, 65534] {
         let account = of(uid);

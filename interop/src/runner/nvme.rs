@@ -90,7 +90,7 @@ fn have_path_mtu(path: u64, site: &Namespace) -> Result<(), Failed> {
         let mut show = site.command(&program.to_string_lossy());
         let text = run(show.args(["show", "qps", "--json"]))?;
         let all: Value = serde_json::from_str(&text).map_err(|e| Error::Local(format!("roxie show: {e}")))?;
-        let connected = all.as_array().into_iter().flatten().filter(|qp| qp["type"] == "RC");
+        let connected = all["qps"].as_array().into_iter().flatten().filter(|qp| qp["type"] == "RC");
         Ok(connected.filter_map(|qp| qp["path_mtu"].as_u64()).collect())
     };
     let wanted = vec![path; usize::from(QUEUES) + 1];

@@ -19,6 +19,7 @@ use self::choice::{Chosen, Wanted};
 use self::session::{Ending, Session, Sink};
 use crate::decode::Style;
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 use crate::signals;
 
@@ -127,10 +128,13 @@ fn capture(arguments: &Arguments) -> Result<(), Failure> {
 fn report_begin(arguments: &Arguments, chosen: &Chosen) -> Result<(), Failure> {
     let device = &chosen.device;
     if arguments.json {
-        return output::line(json!({
-            "event": "ready", "pid": device.pid, "uid": device.uid, "name": device.name, "device": device.device,
-            "interface": device.interface, "port": device.port,
-        }));
+        return formats::print(
+            formats::CAPTURE,
+            json!({
+                "event": "ready", "pid": device.pid, "uid": device.uid, "name": device.name, "device": device.device,
+                "interface": device.interface, "port": device.port,
+            }),
+        );
     }
     if !arguments.quiet {
         output::note(format_args!("capturing {chosen}"));
@@ -140,10 +144,13 @@ fn report_begin(arguments: &Arguments, chosen: &Chosen) -> Result<(), Failure> {
 
 fn report_end(arguments: &Arguments, ending: &Ending) -> Result<(), Failure> {
     if arguments.json {
-        return output::line(json!({
-            "event": "end", "ended_by": ending.cause.name(), "captured": ending.counts.captured,
-            "dropped": ending.counts.dropped, "seen": ending.counts.seen, "is_whole": ending.counts.is_whole,
-        }));
+        return formats::print(
+            formats::CAPTURE,
+            json!({
+                "event": "end", "ended_by": ending.cause.name(), "captured": ending.counts.captured,
+                "dropped": ending.counts.dropped, "seen": ending.counts.seen, "is_whole": ending.counts.is_whole,
+            }),
+        );
     }
     // Lost packets are said in any case.
     if !arguments.quiet || ending.counts.dropped > 0 {

@@ -11,6 +11,7 @@ use roxie::congestion::{Dcqcn, Knobs, Preset, Rate};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 mod replay;
@@ -44,7 +45,7 @@ enum What {
             of them. Unlike on adapters, rates may have fractions: a step of whole Mb/s is too large for slow links.",
         after_help = format!(
             "Examples:\n  roxie cc knobs                                lists them\n  roxie cc knobs --json | jq \
-             '.[] | select(.unit == \"us\")'\n  roxie cc replay --set rpg_ai_rate=40 --line-rate 40 -    sets one\n\n{EXIT_CODES}"
+             '.knobs[] | select(.unit == \"us\")'\n  roxie cc replay --set rpg_ai_rate=40 --line-rate 40 -    sets one\n\n{EXIT_CODES}"
         )
     )]
     Knobs {
@@ -55,7 +56,7 @@ enum What {
     /// Compute the rate after each event of a list
     #[command(
         long_about = "Runs DCQCN's reaction point over a list of events, and prints its state after each as a JSON \
-            object a line: us, rc_gbps (the rate), rt_gbps (the target of recovery), alpha, byte_stage and timer_stage \
+            object a line: version, us, rc_gbps (the rate), rt_gbps (the target of recovery), alpha, byte_stage and timer_stage \
             (increases since the last decrease, by the byte counter and by the timer).\n\nEVENTS.json is an array of \
             objects, or one object a line:\n\n  \
             {\"us\": 0, \"cnp\": true}          a congestion notification arrives\n  \
@@ -112,7 +113,8 @@ fn line_rate(text: &str) -> Result<Rate, String> {
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.what {
         What::Knobs { json: true } => {
-            output::line(Value::from(TABLE.iter().map(as_json).collect::<Vec<_>>()))
+            let knobs: Vec<_> = TABLE.iter().map(as_json).collect();
+            formats::print(formats::CC, json!({ "knobs": knobs }))
         }
         What::Knobs { json: false } => table(),
         What::Replay(arguments) => replay(arguments),

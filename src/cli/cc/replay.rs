@@ -5,6 +5,8 @@ use roxie::time::Nanos;
 use serde::Serialize;
 use serde_json::{Deserializer, Map, Number, Value};
 
+use crate::formats;
+
 /// One event of the list.
 #[derive(Debug)]
 pub(super) struct Event {
@@ -24,6 +26,7 @@ enum What {
 /// The state after an event. The fields are printed in this order.
 #[derive(Serialize)]
 struct After<'a> {
+    version: u32,
     us: &'a Number,
     rc_gbps: f64,
     rt_gbps: f64,
@@ -130,6 +133,7 @@ impl Event {
             What::Look => {}
         }
         let after = After {
+            version: formats::CC,
             us: &self.us,
             rc_gbps: control.rate(self.at).0 / 1e9,
             rt_gbps: control.target().0 / 1e9,

@@ -1,22 +1,24 @@
 //! `roxie conform list`: the checks, without a target.
 
 use clap::Args;
+use serde_json::json;
 
 use super::{Ended, Selection, USAGE};
+use crate::formats;
 use crate::output;
 
 /// List the checks
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Lists the checks: name, clause of the specification (release 1.4), and what the bench does. With --json, an array with \
-                  one object a check: name, chapter, clause, service, role of the target, needs, stimulus, what is asked.",
+    long_about = "Lists the checks: name, clause of the specification (release 1.4), and what the bench does. With --json, an object with \
+                  the array checks, one object a check: name, chapter, clause, service, role of the target, needs, stimulus, what is asked.",
     after_help = "Examples:\n  roxie conform list\n  roxie conform list --short\n  roxie conform list --filter uc/ --json\n\nExit \
                   codes: 0 done, 2 no check has such a name."
 )]
 pub(super) struct Arguments {
     #[command(flatten)]
     selection: Selection,
-    /// Print a JSON array
+    /// Print a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -28,7 +30,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Ended> {
         return Err(Ended(USAGE, "no check has such a name: see `roxie conform list`".into()));
     }
     if arguments.json {
-        let listed: Vec<_> = checks.iter().map(roxie_conform::check::Check::listed).collect();
+        let checks: Vec<_> = checks.iter().map(roxie_conform::check::Check::listed).collect();
+        let listed = formats::versioned(formats::CONFORM_LIST, json!({ "checks": checks }));
         let text = serde_json::to_string_pretty(&listed).map_err(|e| Ended(1, e.to_string()))?;
         output::line(text)?;
         return Ok(());

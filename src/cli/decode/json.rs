@@ -12,10 +12,12 @@ use crate::decoded::layers::Layer;
 use crate::decoded::mad::Mad;
 use crate::decoded::{Decoded, Verdict, udp_checksum_name};
 use crate::decoded::{nfs, nvme};
+use crate::formats;
 
 /// A packet's JSON object. Fields without a value are left out.
 #[derive(Serialize)]
 struct Row<'a> {
+    version: u32,
     number: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     timestamp_ns: Option<u64>,
@@ -200,6 +202,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
         Verdict::None => ("none", None, None),
     };
     let row = Row {
+        version: formats::DECODE,
         number: d.record.number,
         timestamp_ns: d.record.timestamp_ns,
         direction: d.record.direction.map(|way| match way {
@@ -254,7 +257,7 @@ pub(super) fn write_unread(out: &mut dyn Write, record: &Record<'_>, kind: &str)
 }
 
 fn write_without_packet(out: &mut dyn Write, record: &Record<'_>, key: &str, why: &str) -> io::Result<()> {
-    let mut row = json!({ "number": record.number, key: why,
+    let mut row = json!({ "version": formats::DECODE, "number": record.number, key: why,
                           "frame_len": record.wire_len, "captured_len": record.data.len() });
     if let Some(ns) = record.timestamp_ns {
         row["timestamp_ns"] = ns.into();

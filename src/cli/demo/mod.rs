@@ -30,6 +30,7 @@ use roxie::shared::PostError;
 use roxie::verbs::WcStatus;
 
 use crate::floor::{Floor, Threads};
+use crate::formats;
 use crate::output;
 use connection::{Connection, SMALL};
 use figures::median;
@@ -198,7 +199,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 /// Prints the JSON object, and fails if any data was wrong.
 fn conclude(report: &Report, console: &Console) -> Result<(), Failure> {
     if console.json {
-        console.keep(writeln!(io::stdout(), "{}", serde_json::json!(report)));
+        console.keep(writeln!(io::stdout(), "{}", formats::versioned(formats::DEMO, report)));
     }
     let (bytes, corrupt) = report.compared();
     if corrupt > 0 {

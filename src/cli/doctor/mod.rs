@@ -12,6 +12,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 use facts::Facts;
 use findings::{Finding, Severity};
@@ -43,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let examined = gather::facts(arguments.dev.as_deref()).and_then(|facts| {
         let findings = findings::findings(&facts);
         match arguments.json {
-            true => output::line(as_json(&facts, &findings))?,
+            true => formats::print(formats::DOCTOR, as_json(&facts, &findings))?,
             false => print(&facts, &findings)?,
         }
         Ok(exit_code(&findings))

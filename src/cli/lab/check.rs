@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::lessons::{LESSONS, Question, agrees};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 use crate::words::folded;
 
@@ -46,7 +47,8 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let judged = lesson.questions.iter().enumerate().map(ask).collect::<Result<Vec<_>, _>>()?;
     let wrong = judged.iter().filter(|one| one["right"] == Value::Bool(false)).count();
     if json {
-        output::line(
+        formats::print(
+            formats::LAB,
             json!({ "lesson": arguments.lesson, "title": lesson.title, "page": lesson.page, "questions": judged }),
         )?;
     } else {

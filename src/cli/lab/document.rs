@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::formats;
 
 /// Description of a lab.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -41,7 +42,8 @@ impl Report {
     ///
     /// If serialization fails, which no report causes.
     pub(crate) fn json(&self) -> Result<String, Failure> {
-        serde_json::to_string(self).map_err(|e| Failure::Run(format!("the data: {e}")))
+        let report = formats::versioned(formats::LAB, self);
+        serde_json::to_string(&report).map_err(|e| Failure::Run(format!("the data: {e}")))
     }
 }
 

@@ -38,6 +38,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 use catalogue::Lab;
 
@@ -95,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn list(json: bool) -> Result<(), Failure> {
     if json {
-        return output::line(serde_json::json!(catalogue::ALL));
+        return formats::print(formats::LAB, serde_json::json!({ "labs": catalogue::ALL }));
     }
     let width = catalogue::ALL.iter().map(|about| about.name.len()).max().unwrap_or(0);
     catalogue::ALL

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::session::{ConnectOptions, failure};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::output;
 
 /// List a folder of an NFS server
@@ -65,7 +66,7 @@ fn print(entry: &Entry, json: bool) -> Result<(), Failure> {
             row["bytes"] = of.size.into();
             row["modified"] = of.modified.seconds.into();
         }
-        return output::line(row);
+        return formats::print(formats::NFS, row);
     }
     // A name of a server's must not command the terminal.
     let name: String =

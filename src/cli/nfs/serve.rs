@@ -17,6 +17,7 @@ use super::location::listen_address;
 use super::session::open_export;
 use crate::device::{DeviceOptions, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::line_rate::LineRate;
 use crate::output;
 use crate::signals;
@@ -102,7 +103,7 @@ fn announce(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
         let (folder, port) = (arguments.folder.display().to_string(), mount.port());
         let ready =
             json!({"event": "ready", "folder": folder, "listen": listen.to_string(), "mount_port": port});
-        return output::line(ready);
+        return formats::print(formats::NFS, ready);
     }
     output::note(format_args!(
         "{} is served at {listen}, MOUNT at TCP port {}",
@@ -123,7 +124,7 @@ fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
             return;
         }
         if json {
-            let _ = as_json(&event).map_or(Ok(()), output::line);
+            let _ = as_json(&event).map_or(Ok(()), |event| formats::print(formats::NFS, event));
         } else if let Some(text) = as_text(&event) {
             output::note(text);
         }

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::location::{Location, location, mounted};
 use crate::device::{DeviceOptions, Opened};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// Interval of notes about the progress of a transfer.
@@ -184,7 +185,7 @@ impl Progress {
             if let (Some(all), Some(port)) = (result.as_object_mut(), port.as_object()) {
                 all.extend(port.clone());
             }
-            return output::line(result);
+            return formats::print(formats::NFS, result);
         }
         output::note(format_args!("{}: {bytes} bytes {verb} in {seconds:.2} s", self.path));
         Ok(())

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::initiator::{ConnectOptions, NamespaceOptions, failure};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::output;
 use crate::quota::bytes;
 
@@ -275,7 +276,7 @@ fn print(
         if let (Some(all), Some(port)) = (result.as_object_mut(), port.as_object()) {
             all.extend(port.clone());
         }
-        return output::line(result);
+        return formats::print(formats::NVME, result);
     }
     output::line(format_args!(
         "{operation} of {} B, depth {}: {commands} commands in {elapsed:.2} s, {rate:.0}/s, {megabytes:.1} MB/s",

@@ -9,6 +9,7 @@ use super::NQN;
 use super::block_options::name;
 use super::initiator::{ConnectOptions, failure};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::output;
 
 /// List the subsystems that a target offers to this host
@@ -54,10 +55,13 @@ pub(super) fn list(arguments: &ListArguments) -> Result<(), Failure> {
     let log = session.initiator.discover().map_err(failure)?;
     for entry in &log.entries {
         if arguments.json {
-            output::line(json!({
-                "nqn": entry.subsystem, "transport": entry.transport_name(), "address": entry.address,
-                "service": entry.service, "type": entry.kind, "port": entry.port,
-            }))?;
+            formats::print(
+                formats::NVME,
+                json!({
+                    "nqn": entry.subsystem, "transport": entry.transport_name(), "address": entry.address,
+                    "service": entry.service, "type": entry.kind, "port": entry.port,
+                }),
+            )?;
         } else {
             let kind = match entry.kind {
                 1 | 3 => " (discovery)",
@@ -93,7 +97,7 @@ pub(super) fn id(arguments: &IdArguments) -> Result<(), Failure> {
     }
     let controller = initiator.identity();
     if arguments.json {
-        output::line(as_json(controller, &namespaces))?;
+        formats::print(formats::NVME, as_json(controller, &namespaces))?;
     } else {
         print(controller, &namespaces)?;
     }
@@ -117,7 +121,7 @@ fn as_json(controller: &Controller, namespaces: &[(u32, Namespace)]) -> Value {
     json!({
         "nqn": controller.subsystem, "controller": controller.id, "model": controller.model,
         "serial": controller.serial, "firmware": controller.firmware,
-        "version": version(controller), "longest_transfer_bytes": controller.longest_transfer,
+        "nvme_version": version(controller), "longest_transfer_bytes": controller.longest_transfer,
         "in_capsule_bytes": in_capsule(controller), "queue_size": controller.commands,
         "write_cache": controller.has_write_cache, "namespaces": namespaces,
     })

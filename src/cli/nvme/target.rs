@@ -17,6 +17,7 @@ use super::NQN;
 use super::block_options::{Disk, disk, listen_address, name};
 use crate::device::{DeviceOptions, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::line_rate::LineRate;
 use crate::output;
 use crate::signals;
@@ -137,7 +138,7 @@ fn announce(arguments: &Arguments, subsystem: &Subsystem, target: &Target) -> Re
         let sizes: Vec<u64> = subsystem.namespaces().iter().map(|n| n.blocks() << n.block_shift()).collect();
         let ready =
             json!({"event": "ready", "nqn": arguments.nqn, "addresses": addresses, "namespace_bytes": sizes});
-        return output::line(ready);
+        return formats::print(formats::NVME, ready);
     }
     output::note(format_args!("{} is served at {}", arguments.nqn, addresses.join(", ")));
     Ok(())
@@ -155,12 +156,18 @@ fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
         }
         match (event, json) {
             (TargetEvent::Connected { peer, host, controller, queue }, true) => {
-                let _ = output::line(json!({
-                    "event": "connected", "peer": peer.to_string(), "host": host, "controller": controller, "queue": queue
-                }));
+                let _ = formats::print(
+                    formats::NVME,
+                    json!({
+                        "event": "connected", "peer": peer.to_string(), "host": host, "controller": controller, "queue": queue
+                    }),
+                );
             }
             (TargetEvent::Ended { peer, why }, true) => {
-                let _ = output::line(json!({"event": "ended", "peer": peer.to_string(), "why": why}));
+                let _ = formats::print(
+                    formats::NVME,
+                    json!({"event": "ended", "peer": peer.to_string(), "why": why}),
+                );
             }
             (TargetEvent::Connected { peer, host, controller, queue }, false) => output::note(format_args!(
                 "{peer}: queue {queue} of controller {controller} connected, host {host}"

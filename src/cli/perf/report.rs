@@ -11,6 +11,7 @@ use super::picture;
 use super::plan::Plan;
 use super::plot::{SampleFormat, Series};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// A client's results with one size.
@@ -115,7 +116,7 @@ impl<'a> Printer<'a> {
                 .map_err(|error| Failure::Run(format!("cannot write {}: {error}", file.display())))?;
         }
         if self.form.json {
-            return output::line(self.object(size, outcome, report));
+            return formats::print(formats::PERF, self.object(size, outcome, report));
         }
         self.numbers(size, outcome, report)?;
         match &outcome.series {

@@ -23,6 +23,7 @@ use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
 use super::plan::Plan;
 use super::report::{Form, Outcome, Printer};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// One end of a measurement: queue pairs, or a bare port.
@@ -104,7 +105,7 @@ pub(super) fn serve(
         if json {
             let object =
                 serde_json::json!({ "role": "server", "size": size, "messages": messages, "report": report });
-            output::line(object)
+            formats::print(formats::PERF, object)
         } else {
             output::line(format_args!("served {messages} messages of {size} bytes"))
         }

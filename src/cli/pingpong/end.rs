@@ -13,6 +13,7 @@ use super::{Kind, Options, STOCK_MTU, exchange};
 use crate::device::health::Health;
 use crate::device::{IdleYield, QueuePairs, Shape, linger};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 use crate::stream::Stream;
 
@@ -339,7 +340,7 @@ impl Outcome {
                 "bytes": bytes as u64, "seconds": seconds, "mbit_per_second": mbit, "usec_per_iter": usec,
                 "retransmitted_packets": self.retransmitted,
             });
-            output::line(object)
+            formats::print(formats::PINGPONG, object)
         } else {
             output::line(format_args!("{bytes} bytes in {seconds:.2} seconds = {mbit:.2} Mbit/sec"))?;
             output::line(format_args!("{} iters in {seconds:.2} seconds = {usec:.2} usec/iter", self.iters))

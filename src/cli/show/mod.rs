@@ -24,6 +24,7 @@ use objects::ProcessFilter;
 
 use crate::device::{DeviceOptions, PortKind, first_gid, no_gid};
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::output;
 
 /// Print a device's properties, addresses, queue pairs and counters.
@@ -60,7 +61,8 @@ enum What {
             third column says how far an address reaches, and why it has its index: 0 is the link-local address (empty \
             if there is none), 1 the first IPv4 address, as on hardware adapters; programs under `roxie run` see the \
             same indices. The marked GID is used unless -g selects another. Nothing is opened, so no privilege is \
-            needed.\n\n--json prints an array of objects with the keys index, gid, address, reach, place and chosen.",
+            needed.\n\n--json prints an object with the array gids: objects with the keys index, gid, \
+            address, reach, place and chosen.",
         after_help = format!(
             "Examples:\n  roxie show gids                    the only interface with an address\n  roxie show gids \
              --dev eth0 --json  for scripts\n  roxie pingpong rc --dev eth0 -g 1  uses the GID at index 1\n\n{EXIT_CODES}"
@@ -75,27 +77,29 @@ enum What {
             name the process. A question mark stands for a value that the process did not report, because it is \
             stopped or about to end.\n\nNothing is opened.\n\nA second table has the accounts of the processes that \
             `roxie nic` serves: use and limit of each resource, of the process and of all processes of its user. Only \
-            the NIC's user and root see it.\n\n--json prints an array of objects with the keys pid, uid, name, \
+            the NIC's user and root see it.\n\n--json prints an object with the array processes: \
+            objects with the keys pid, uid, name, \
             interface, port, mode, slot (null: not shared), units (of QPNs), ports, services, qps, mrs, cm_ids and \
             account (by the names of `roxie nic`'s options: used, limit, user_used, user_limit).",
-        after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
+        after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.processes[].pid'\n\n{EXIT_CODES}")
     )]
     Processes,
     /// Show the queue pairs of all processes
     #[command(
         long_about = "Prints the queue pairs of all processes' devices: QPN, service, state, connected peer, path MTU \
             in bytes, next PSN to send, next PSN expected, and the rate limit of congestion control or of the \
-            program. `RC selective` has selective repeat.\n\n--json prints an array of objects with the keys pid, uid, name, device, qpn, type, state, \
+            program. `RC selective` has selective repeat.\n\n--json prints an object with the array qps: \
+            objects with the keys pid, uid, name, device, qpn, type, state, \
             dest_qpn, remote, path_mtu, sq_psn, rq_psn, rate_mbps and selective_repeat.",
-        after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
+        after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq '.qps[] | select(.state == \"ERR\")'\n\n{EXIT_CODES}")
     )]
     Qps(ProcessFilter),
     /// Show the memory regions and windows of all processes
     #[command(
         long_about = "Prints the memory regions and windows of all processes' devices: key, protection domain, address \
-            of the first byte as peers use it, length, and access rights.\n\n--json prints an array of objects with \
-            the keys pid, uid, name, device, kind, key, pd, start, length and access.",
-        after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq 'map(.length) | add'\n\n{EXIT_CODES}")
+            of the first byte as peers use it, length, and access rights.\n\n--json prints an object with the \
+            array mrs: objects with the keys pid, uid, name, device, kind, key, pd, start, length and access.",
+        after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq '[.mrs[].length] | add'\n\n{EXIT_CODES}")
     )]
     Mrs(ProcessFilter),
     /// Show the connection identifiers (rdma_cm) of all processes
@@ -103,17 +107,17 @@ enum What {
         name = "cm_ids", alias = "cm-ids",
         long_about = "Prints the rdma_cm identifiers of all processes: listeners with their addresses, connections \
             with both ends. States and port spaces have the names that `rdma resource show cm_id` uses.\n\n--json \
-            prints an array of objects with the keys pid, uid, name, device, id, ps, state, src, dst and qpn.",
-        after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
+            prints an object with the array cm_ids: objects with the keys pid, uid, name, device, id, ps, state, src, dst and qpn.",
+        after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.cm_ids[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
     )]
     CmIds(ProcessFilter),
     /// Show the counters of all processes
     #[command(
         long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that are not \
             0, or all with --all. A port's counters start when its device claims the interface.\n\n--open opens a \
-            device and shows its counters instead, to list the counters that a port has.\n\n--json prints an array of \
-            objects with the keys pid, uid, name, device, interface, port and counters; with --open, an object of \
-            counters.",
+            device and shows its counters instead, to list the counters that a port has.\n\n--json prints an object with \
+            the array devices: objects with the keys pid, uid, name, device, interface, port and counters; with --open, an \
+            object with the object counters.",
         after_help = format!("Examples:\n  roxie show counters\n  watch -d roxie show counters --pid 4242\n  \
             roxie show counters --open --port udp\n\n{EXIT_CODES}")
     )]
@@ -163,7 +167,7 @@ fn devices(options: &DeviceOptions, open: bool, json: bool) -> Result<(), Failur
     }
     if json {
         let all: Vec<Value> = interfaces.iter().map(|i| interface_json(i, &xdp_obstacles(i))).collect();
-        output::line(Value::from(all))
+        formats::print(formats::SHOW, json!({ "interfaces": all }))
     } else {
         interfaces.iter().try_for_each(|i| print_interface(i, &xdp_obstacles(i)))
     }
@@ -176,7 +180,7 @@ fn opened(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     if json {
         let object = json!({ "port": info.name, "interface": info.interface, "mode": info.mode, "mac": mac,
                              "mtu": info.mtu, "path_mtu": largest, "max_frame": info.max_frame });
-        return output::line(object);
+        return formats::print(formats::SHOW, object);
     }
     let on = info.interface.as_deref().unwrap_or("no interface");
     output::line(format_args!("{} on {on}", info.name))?;
@@ -384,7 +388,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
                     "place": place(entry, customary), "chosen": index == first })
         };
         let all: Vec<Value> = table.iter().map(entry).collect();
-        return output::line(Value::from(all));
+        return formats::print(formats::SHOW, json!({ "gids": all }));
     }
     output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
     for entry in table.iter() {
@@ -403,7 +407,7 @@ fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     if json {
         let object: serde_json::Map<String, Value> =
             all.iter().map(|(name, _)| ((*name).to_owned(), device.counter(name).into())).collect();
-        return output::line(Value::from(object));
+        return formats::print(formats::SHOW, json!({ "counters": object }));
     }
     all.iter().try_for_each(|(name, value)| output::line(format_args!("{name:<28} {value}")))
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// Selects processes.
@@ -56,7 +57,12 @@ fn each<'a, T: 'a>(
     seen.iter().flat_map(move |snapshot| of(snapshot).iter().map(move |object| (snapshot, object)))
 }
 
-fn as_json<'a, T: Serialize + 'a>(seen: &'a [Snapshot], of: impl Fn(&'a Snapshot) -> &'a [T]) -> Value {
+/// Prints an object with one list: each object of each device, with the owner of the device.
+fn print_json<'a, T: Serialize + 'a>(
+    name: &str,
+    seen: &'a [Snapshot],
+    of: impl Fn(&'a Snapshot) -> &'a [T],
+) -> Result<(), Failure> {
     let one = |(owner, object): (&Snapshot, &T)| {
         let mut value =
             json!({ "pid": owner.pid, "uid": owner.uid, "name": owner.name, "device": owner.device });
@@ -66,7 +72,7 @@ fn as_json<'a, T: Serialize + 'a>(seen: &'a [Snapshot], of: impl Fn(&'a Snapshot
         }
         value
     };
-    each(seen, of).map(one).collect()
+    formats::print(formats::SHOW, json!({ name: each(seen, of).map(one).collect::<Value>() }))
 }
 
 fn or_dash(value: Option<impl Display>) -> String {
@@ -115,7 +121,7 @@ pub(crate) fn qp_cells(qp: &QpEntry) -> [String; 8] {
 pub(super) fn qps(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
     let seen = look(filter)?;
     if json {
-        return output::line(as_json(&seen, |s| &s.qps));
+        return print_json("qps", &seen, |s| &s.qps);
     }
     let row = |(owner, qp): (&Snapshot, &QpEntry)| {
         let [qpn, service, state, peer, mtu, sq_psn, rq_psn, rate] = qp_cells(qp);
@@ -130,7 +136,7 @@ pub(super) fn qps(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
 pub(super) fn mrs(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
     let seen = look(filter)?;
     if json {
-        return output::line(as_json(&seen, |s| &s.mrs));
+        return print_json("mrs", &seen, |s| &s.mrs);
     }
     let row = |(owner, mr): (&Snapshot, &MrEntry)| {
         [
@@ -153,7 +159,7 @@ pub(super) fn mrs(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
 pub(super) fn cm_ids(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
     let seen = look(filter)?;
     if json {
-        return output::line(as_json(&seen, |s| &s.cm_ids));
+        return print_json("cm_ids", &seen, |s| &s.cm_ids);
     }
     let row = |(owner, id): (&Snapshot, &CmIdEntry)| {
         [
@@ -181,7 +187,8 @@ pub(super) fn counters(filter: &ProcessFilter, all: bool, json: bool) -> Result<
             json!({ "pid": s.pid, "uid": s.uid, "name": s.name, "device": s.device, "interface": s.interface,
                     "port": s.port, "counters": s.counters })
         };
-        return output::line(seen.iter().map(one).collect::<Value>());
+        let devices: Vec<_> = seen.iter().map(one).collect();
+        return formats::print(formats::SHOW, json!({ "devices": devices }));
     }
     let rows: Vec<_> = seen
         .iter()

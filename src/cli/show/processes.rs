@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::objects::{ProcessFilter, look, table};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// This user's groups.
@@ -53,7 +54,8 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     }
     all.sort_by_key(|known| (known.member.is_none(), known.member.clone(), known.pid));
     if as_json {
-        return output::line(all.iter().map(|known| as_value(&groups, known)).collect::<Value>());
+        let all: Vec<_> = all.iter().map(|known| as_value(&groups, known)).collect();
+        return formats::print(formats::SHOW, json!({ "processes": all }));
     }
     let row = |known: &Known| {
         let of = |tell: &dyn Fn(&Snapshot) -> String| known.seen.as_ref().map_or("?".to_owned(), tell);

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::EXIT_CODES;
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// File in a job's folder that lists what was changed.
@@ -91,7 +92,7 @@ pub(super) fn table(folder: &Path, json: bool) -> Result<(), Failure> {
         return rows.iter().try_for_each(|row| {
             let mut all = row.changes.clone();
             all.extend(row.summary.clone());
-            output::line(Value::Object(all))
+            formats::print(formats::SIM, all)
         });
     }
     let shown: Vec<&str> = SHOWN.iter().copied().filter(|name| results.iter().any(|of| of == name)).collect();
@@ -130,7 +131,17 @@ fn rows(folder: &Path) -> Result<(Vec<Row>, usize), Failure> {
         let summary = fs::read_to_string(path.join(SUMMARY));
         let read = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
         match (read(&changes), summary.ok().as_deref().and_then(read)) {
-            (Some(changes), Some(summary)) => rows.push(Row { changes, summary }),
+            (Some(changes), Some(mut summary)) => {
+                let version = summary.remove("version").unwrap_or_default();
+                if version != formats::SIM {
+                    return Err(Failure::Usage(format!(
+                        "{}: a summary of version {version}, not {}: remove it, and run the sweep again",
+                        path.join(SUMMARY).display(),
+                        formats::SIM
+                    )));
+                }
+                rows.push(Row { changes, summary });
+            }
             _ => missing += 1,
         }
     }

@@ -11,6 +11,7 @@ use roxie_sim::scenario::{Results, Scenario, Simulation, Time};
 
 use super::{EXIT_CODES, print};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 
 /// Interval between progress lines.
@@ -55,7 +56,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let results = play(simulation, &scenario, out, |simulation| progress.tell(simulation))?;
     progress.end(results.summary.events);
     if arguments.json {
-        return output::line(serde_json::json!(results.summary));
+        return formats::print(formats::SIM, &results.summary);
     }
     print::summary(&results)
 }
@@ -117,7 +118,8 @@ fn write(Out { folder, parquet }: Out<'_>, results: &Results) -> Result<(), Fail
     }
     // Written last: a folder with this file is complete.
     let path = folder.join("summary.json");
-    let text = serde_json::to_string_pretty(&results.summary).expect("numbers and texts");
+    let summary = formats::versioned(formats::SIM, &results.summary);
+    let text = serde_json::to_string_pretty(&summary).expect("numbers and texts");
     fs::write(&path, text + "\n").map_err(|error| unwritten(&path, &error))
 }
 

@@ -14,6 +14,7 @@ use roxie::host::inspect::Snapshot;
 use serde_json::json;
 
 use crate::failure::{EXIT_CODES, Failure};
+use crate::formats;
 use crate::output;
 use crate::show::objects::{ProcessFilter, look};
 use draw::Screen;
@@ -30,7 +31,7 @@ use rates::{Rates, Row, short};
         costs each process some ten microseconds; between updates nothing.",
     after_help = format!(
         "Examples:\n  roxie top\n  roxie top -b -n 1              one table, for a script or a log\n  roxie top --json -n 3 -d 0.5   \
-         one JSON array an update\n\n{EXIT_CODES}"
+         one JSON object an update\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
     /// Exit after this number of updates
     #[arg(short = 'n', long, value_name = "NUMBER")]
     looks: Option<u64>,
-    /// Print JSON: one array of objects a line
+    /// Print JSON: one object a line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -110,7 +111,7 @@ fn print(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
         thread::sleep(delay);
         let (_, rows) = looks.next()?;
         if arguments.json {
-            output::line(json!(rows))?;
+            formats::print(formats::TOP, json!({ "processes": rows }))?;
         } else {
             print_table(&rows)?;
         }

@@ -26,6 +26,7 @@ use self::cable::{Cable, End};
 use self::judge::{Judge, JudgeArguments};
 use self::report::{Placed, Report};
 use crate::failure::Failure;
+use crate::formats;
 use crate::output;
 use crate::signals;
 
@@ -126,7 +127,10 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let [a, b] = [&cable.ends[0], &cable.ends[1]].map(|end| end.info().mtu);
     if arguments.json {
-        output::line(json!({"event": "ready", "ends": names, "mtu": [a, b], "rules": placed.len()}))?;
+        formats::print(
+            formats::WIRE,
+            json!({"event": "ready", "ends": names, "mtu": [a, b], "rules": placed.len()}),
+        )?;
     } else {
         let unequal = if a == b { "" } else { "; longer frames are refused" };
         let count = placed.len();
@@ -146,7 +150,7 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
         report.verdicts.clone_from(&verdicts.checks);
     }
     if arguments.json {
-        output::line(serde_json::to_string(&report).map_err(|error| Failure::Run(error.to_string()))?)?;
+        formats::print(formats::WIRE, &report)?;
     } else {
         report.lines().iter().try_for_each(output::line)?;
     }

@@ -12,7 +12,7 @@ const COLUMNS: usize = 80;
 fn names() -> Vec<String> {
     let all = data("list");
     let name = |about: &Value| about["name"].as_str().expect("a name").to_owned();
-    all.as_array().expect("a list").iter().map(name).collect()
+    all["labs"].as_array().expect("a list").iter().map(name).collect()
 }
 
 /// Returns the text between `begin` and the next `end`.

@@ -19,6 +19,7 @@ use roxie::congestion::Settings;
 
 use super::site::Kind;
 use super::{Console, Failure, Interrupt};
+use crate::formats;
 use crate::output;
 use report::Report;
 use scenario::Scenario;
@@ -129,7 +130,7 @@ fn conclude(arguments: &Arguments, report: &Report, console: &Console) -> Result
         console.say(format_args!("Drawn to {}.", path.display()));
     }
     if arguments.json {
-        console.keep(writeln!(io::stdout(), "{}", serde_json::json!(report.summary())));
+        console.keep(writeln!(io::stdout(), "{}", formats::versioned(formats::DEMO, report.summary())));
     }
     console.failed.take().map_or(Ok(()), |e| Err(Failure::Output(e)))
 }
