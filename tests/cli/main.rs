@@ -4,6 +4,8 @@
 
 #[path = "../support/in_time.rs"]
 mod in_time;
+#[path = "../support/kept.rs"]
+mod kept;
 
 mod action;
 mod alone;
@@ -13,6 +15,7 @@ mod decode;
 mod demo;
 mod docs;
 mod doctor;
+mod formats;
 mod lab;
 mod ladder;
 mod manual;

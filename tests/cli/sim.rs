@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::run;
 
-const SCENARIO: &str = "name = \"small\"\nseed = 5\ntime = \"2 ms\"\n[network]\nshape = \"star\"\nhosts = 4\nrate = \"10 Gb/s\"\n[ecn]\nkmin = \"5 KB\"\n\
+pub(crate) const SCENARIO: &str = "name = \"small\"\nseed = 5\ntime = \"2 ms\"\n[network]\nshape = \"star\"\nhosts = 4\nrate = \"10 Gb/s\"\n[ecn]\nkmin = \"5 KB\"\n\
     kmax = \"50 KB\"\npmax = 0.1\n[cc]\ncontrol = \"dcqcn\"\n[[traffic]]\npattern = \"incast\"\nbytes = \"100 KB\"\n[output]\ncapture = [\"host0-switch0\"]\n";
 
 fn folder() -> tempfile::TempDir {
