@@ -78,6 +78,11 @@ fn add_keys(keys: &mut Keys, place: &str, value: &Value) {
     }
 }
 
+/// Returns the path of a capture that is kept.
+fn data(name: &str) -> String {
+    format!("{}/../../tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// Returns a report of `roxie conform`.
 fn report() -> Value {
     let device = BTreeMap::from([("device".to_owned(), "rxe0".to_owned())]);
@@ -110,6 +115,14 @@ fn changed_json_has_a_new_version() {
     formats.add("conform report", [report()]);
     let listed = run("conform list --json").succeeded().stdout;
     formats.add("conform list", [serde_json::from_str(&listed).expect("JSON")]);
+    for capture in ["rxe-6.12-verbs-ipv4.pcap", "rxe-6.12-cm.pcap", "cm-made.pcapng", "lost-near.pcapng"] {
+        formats.run(&format!("decode {}", data(capture)));
+    }
+    formats.run("demo --port memory --no-programs --seconds 0.1");
+    formats.run("demo congestion --no-programs --seconds 0.2 --senders 2 --rate 100");
+    for lab in ["list", "check 1", "frame", "doorbell", "go-back-n", "dcqcn"] {
+        formats.run(&format!("lab {lab}"));
+    }
     formats.run(&format!("nfs ls / --port memory --export {}", place.path().display()));
     for command in ["list", "id", "bench -D 0.01"] {
         formats.run(&format!("nvme {command} --port memory"));
