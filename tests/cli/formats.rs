@@ -4,12 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use roxie::netdev::Links;
 use roxie_conform::report::Report;
 use roxie_conform::run::Outcome;
 use roxie_conform::verdict::Verdict;
 use serde_json::Value;
 
-use crate::{kept, run};
+use crate::network::Net;
+use crate::{A, Running, kept, run};
 
 /// Names of objects whose keys are data: counters, resources, facts of a machine or of a lab.
 const MAPS: [&str; 5] = ["counters", "server_counters", "account", "facts", "device"];
@@ -138,4 +142,49 @@ fn changed_json_has_a_new_version() {
     }
     formats.run(&format!("sim run {}", file("small.toml")));
     formats.compare("formats.txt");
+}
+
+/// Ends a command by SIGTERM, and returns what it printed.
+fn ended(command: Running) -> Vec<Value> {
+    kill(Pid::from_raw(command.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    command.finish().succeeded().json()
+}
+
+#[test]
+fn changed_json_of_programs_has_a_new_version() {
+    let Some(net) = Net::new("formats") else { return };
+    let mut formats = Formats::default();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("file"), "bytes").unwrap();
+    let target = net.start_left("nvme target --port udp --json memory:1M");
+    let files = net.start_left(&format!("nfs serve --port udp --json {}", folder.path().display()));
+    for server in [&target, &files] {
+        server.stdout.recv().expect("it serves");
+    }
+    let host = net.start_right(&format!("nvme bench --port udp -D 2 {A}"));
+    net.wait_until_left_has_received(100);
+    for what in ["processes", "qps", "mrs", "cm_ids", "counters", "device"] {
+        formats.add("show", net.left(&format!("show {what} --json")).succeeded().json());
+    }
+    let pid = target.child.id();
+    formats.add("top", net.left(&format!("top -n 1 -d 0.05 --pid {pid} --json")).succeeded().json());
+    let captured = format!("capture --pid {pid} --count 1 --json -w /dev/null");
+    formats.add("capture", net.left(&captured).succeeded().json());
+    host.finish().succeeded();
+    let copy = folder.path().join("copy");
+    let get = format!("nfs get --port udp {A}:/file --mount-port 20048 -o {} --json", copy.display());
+    formats.add("nfs", net.right(&get).succeeded().json());
+    formats.add("nvme", ended(target));
+    formats.add("nfs", ended(files));
+    let (server, client) = net.both("perf send bw --port udp --json", "perf send bw --port udp -n 20 --json");
+    formats.add("perf", server.succeeded().json().into_iter().chain(client.succeeded().json()));
+    let mut links = Links::open_in(&net.a).unwrap();
+    links.create_veth("near", &net.a, "far", 1).unwrap();
+    ["near", "far"].iter().for_each(|name| links.set_up(name, true).unwrap());
+    let wire = "wire near far --script write/middle_lost --seconds 1 --json";
+    formats.add("wire", net.left(wire).json());
+    // An interface that is down is a finding on each machine.
+    links.set_up("left", false).unwrap();
+    formats.add("doctor", net.left("doctor --dev left --json").json());
+    formats.compare("formats-network.txt");
 }
