@@ -29,7 +29,7 @@ impl Formats {
     #[track_caller]
     fn add(&mut self, name: &str, printed: impl IntoIterator<Item = Value>) {
         for object in printed {
-            let version = object.get("version").or(object.get("format")).and_then(Value::as_u64);
+            let version = object.get("version").and_then(Value::as_u64);
             let version = version.unwrap_or_else(|| panic!("{name}: no version in {object}")) as u32;
             let (known, keys) = self.0.entry(name.to_owned()).or_insert((version, Keys::new()));
             assert_eq!(*known, version, "{name}: one version in a release");

@@ -21,8 +21,9 @@ const FORMAT: u32 = 1;
 /// A run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Version of the format, 1.
-    pub format: u32,
+    /// Version of the format, 1. Older releases call it `format`.
+    #[serde(alias = "format")]
+    pub version: u32,
     /// Version of the bench.
     pub bench: String,
     /// Address of the target.
@@ -44,7 +45,7 @@ impl Report {
     pub fn new(target: String, from: String, access: &str, device: BTreeMap<String, String>) -> Report {
         let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Report {
-            format: FORMAT,
+            version: FORMAT,
             bench: env!("CARGO_PKG_VERSION").into(),
             target,
             from,
@@ -61,8 +62,8 @@ impl Report {
     /// If the text is no report, or one of another format.
     pub fn read(json: &str) -> Result<Report, String> {
         let report: Report = serde_json::from_str(json).map_err(|e| format!("no report of a run: {e}"))?;
-        if report.format != FORMAT {
-            return Err(format!("a report of format {}, known is {FORMAT}", report.format));
+        if report.version != FORMAT {
+            return Err(format!("a report of version {}, known is {FORMAT}", report.version));
         }
         Ok(report)
     }
