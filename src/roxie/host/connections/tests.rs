@@ -56,6 +56,24 @@ fn replies_to_a_flood_wait_in_bounded_queues() {
     assert!((limits.transmits..=limits.transmits + 1).contains(&waiting), "{waiting} messages wait");
 }
 
+/// An RTU that waited for a path of its own was overtaken by the DREQ of a short connection: its peer never became connected.
+#[test]
+fn message_behind_a_request_needs_no_path() {
+    let (near, _far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+    let manager = Manager::new(roxie_nic::cm::Config::default());
+    let service = ConnectionService::start(&near, manager, IgnoreEvents).unwrap();
+    let here = near.gids()[0].gid;
+    let mut core = service.inner.lock();
+    let handle = core.gsi.domain.create_ah(0, here, &AhOptions::default()).unwrap();
+    let route = Route::new(here.to_ip(), [192, 0, 2, 99].into());
+    let (ask, asked) = std::sync::mpsc::sync_channel(1);
+    core.outbox.push_back(Transmit { route, mad: [0; MAD_LEN] });
+    assert!(!core.send(&ask) && asked.try_recv().is_ok(), "an unknown host is asked for");
+    core.paths.insert(MessagePath::to(&route, true), Arc::new(handle));
+    core.outbox.push_back(Transmit { route, mad: [0; MAD_LEN] });
+    assert!(core.send(&ask) && asked.try_recv().is_err(), "the request's path is known");
+}
+
 #[test]
 fn failed_qp1_restarts() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
