@@ -39,7 +39,7 @@ impl Datagrams {
     }
 }
 
-fn open(port: &str, name: &str, config: &DeviceConfig) -> Device {
+pub(crate) fn open(port: &str, name: &str, config: &DeviceConfig) -> Device {
     let device = match port {
         "xdp" => Device::open_xdp(&XdpConfig::new(name), &Stack::default(), config),
         "packet" => Device::open_packet(&PacketConfig::new(name), &Stack::default(), config),

@@ -20,6 +20,8 @@ mod bursts;
 #[cfg(feature = "xdp")]
 mod connections;
 #[cfg(feature = "xdp")]
+mod descriptors;
+#[cfg(feature = "xdp")]
 mod follow;
 mod forward;
 mod group;
