@@ -183,7 +183,8 @@ fn peer_is_told_however_a_program_ends() {
     // Those that leave a process behind leave it for longer than the server lives.
     let ways = [
         (format!("{program} exec"), true),
-        (format!("{program} close"), true),
+        // A debug build may end the program: Rust's standard library notices descriptors that were closed behind its back.
+        (format!("{program} close"), false),
         (shell.clone(), true),
         (format!("unshare --pid --fork --mount-proc --kill-child {shell}"), true),
         (format!("{program} daemon"), false),
