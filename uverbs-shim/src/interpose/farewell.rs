@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use roxie::threads::spawn_unsignalled;
 
+use crate::base::cancellation::Uncancelled;
 use crate::device::nic::Nic;
 use crate::ucma;
 
@@ -51,6 +52,7 @@ pub extern "C" fn roxie_farewell() {
 #[unsafe(no_mangle)]
 pub extern "C" fn roxie_before_exec() {
     if let Some(nic) = Nic::if_open() {
+        let _uncancelled = Uncancelled::new();
         send(&nic);
     }
 }
