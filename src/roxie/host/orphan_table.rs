@@ -85,10 +85,7 @@ impl OrphanTable {
 
     /// True while another process would end the connections.
     pub fn is_watched(&self) -> bool {
-        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-        self.launcher
-            .as_ref()
-            .is_none_or(|launcher| recv(launcher.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN))
+        self.launcher.as_ref().is_none_or(is_open)
     }
 
     /// Returns the recorder for a connection manager of this process. `seed` is the manager's seed, `unit` the prefix of its
@@ -106,6 +103,12 @@ fn is_own(socket: &UnixStream) -> io::Result<()> {
     }
     let why = format!("the other end is a process of user {user}");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// True until the other end is closed. Launcher and program say nothing more: what can be read is the end.
+fn is_open(socket: &UnixStream) -> bool {
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    recv(socket.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN)
 }
 
 /// A launcher's side: the tables of the programs that it started.
@@ -152,9 +155,7 @@ impl OrphanListener {
             let mut left = Left::new();
             let mut ended = false;
             self.programs.retain(|(socket, table)| {
-                // A program says nothing more: what can be read is its end.
-                let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-                let lives = recv(socket.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN);
+                let lives = is_open(socket);
                 if !lives {
                     ended = true;
                     left.extend(table.left());
