@@ -7,7 +7,8 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -198,13 +199,12 @@ pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) 
             if maker(&path) != Some(pid) {
                 continue;
             }
-            // Several descriptors may refer to one file. Files that are not in memory are skipped: they may have any name, and reading them
-            // may block.
-            let Ok(status) = fs::metadata(&path) else { continue };
-            if status.dev() != memory || !seen.insert(status.ino()) {
+            // Several descriptors may refer to one file.
+            let Some((file, number)) = in_memory(&path, memory) else { continue };
+            if !seen.insert(number) {
                 continue;
             }
-            let Some((theirs, of_it)) = beginning(&path).and_then(|bytes| read(pid, interface, &bytes))
+            let Some((theirs, of_it)) = beginning(&file).and_then(|bytes| read(pid, interface, &bytes))
             else {
                 continue;
             };
@@ -231,15 +231,40 @@ fn processes() -> Vec<(u32, PathBuf)> {
     all.into_iter().map(|(_, pid, path)| (pid, path)).collect()
 }
 
+/// Device number of a file system.
+type DeviceNumber = (u32, u32);
+
 /// Returns the device number of files in memory (`memfd_create(2)`). No file system that users can mount has it.
-fn device_of_memory() -> Option<u64> {
-    let file = File::from(memfd_create("roxie", MFdFlags::MFD_CLOEXEC).ok()?);
-    Some(file.metadata().ok()?.dev())
+fn device_of_memory() -> Option<DeviceNumber> {
+    let file = memfd_create("roxie", MFdFlags::MFD_CLOEXEC).ok()?;
+    Some(identity(file.as_fd())?.0)
+}
+
+/// Opens a file of another process if it is in memory, and returns it with its number. Other files may have any name, and their processes
+/// may exchange them at any time, so nothing else is opened: opening or reading them may block, or have an effect.
+fn in_memory(path: &Path, memory: DeviceNumber) -> Option<(File, u64)> {
+    // This descriptor names the file, and opens nothing.
+    let name = File::options().read(true).custom_flags(libc::O_PATH).open(path).ok()?;
+    let (device, number) = identity(name.as_fd())?;
+    if device != memory {
+        return None;
+    }
+    let file = File::open(format!("/proc/self/fd/{}", name.as_raw_fd())).ok()?;
+    Some((file, number))
+}
+
+/// Returns a file's device number, and its number there. Asks no process for them, as `fstat` does of a file system in userspace.
+fn identity(file: BorrowedFd<'_>) -> Option<(DeviceNumber, u64)> {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: `statx` consists of numbers, for which zero is valid.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the name is a C string, and it and `status` outlive the call.
+    let got = unsafe { libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_INO, &raw mut status) };
+    (got == 0).then_some(((status.stx_dev_major, status.stx_dev_minor), status.stx_ino))
 }
 
 /// Reads the beginning of a file.
-fn beginning(path: &Path) -> Option<Vec<u8>> {
-    let file = File::open(path).ok()?;
+fn beginning(file: &File) -> Option<Vec<u8>> {
     let length = file.metadata().ok()?.len().min(LONGEST as u64) as usize;
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, 0).ok()?;
@@ -286,15 +311,33 @@ mod tests {
         const INTERFACE: u32 = 0x7fff_0003;
         let name = format!("{NAME}{}", std::process::id());
         let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let copy = file.try_clone().unwrap();
         // Sparse, and longer than the limit.
         file.set_len(1 << 40).unwrap();
         let qp = Qp { pid: std::process::id(), number: 7, ..Qp::default() };
         file.write_all_at(&to_bytes(&qp), (HEADER + MOST * ENTRY) as u64).unwrap();
         let published = Arc::new(Published::new(file, INTERFACE));
         let _first = published.add_qp(qp);
-        assert_eq!(beginning(Path::new(&path)).unwrap().len(), LONGEST);
+        assert_eq!(beginning(&copy).unwrap().len(), LONGEST);
         assert_eq!(of_all_processes(INTERFACE).1, [qp], "without the entry beyond the limit");
+    }
+
+    #[test]
+    fn only_files_in_memory_are_opened() {
+        let memory = device_of_memory().unwrap();
+        let path = |file: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let file = File::from(memfd_create("any", MFdFlags::MFD_CLOEXEC).unwrap());
+        let (_, number) = in_memory(&path(&file), memory).expect("in memory");
+        assert_eq!(number, file.metadata().unwrap().ino());
+        // Opening the end of a pipe for reading would wait for a writer.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(writer);
+        assert!(in_memory(&path(&reader), memory).is_none());
+        let fifo = std::env::temp_dir().join(format!("roxie-fifo-{}", std::process::id()));
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let refused = in_memory(&fifo, memory).is_none();
+        fs::remove_file(&fifo).unwrap();
+        assert!(refused);
     }
 
     #[test]
