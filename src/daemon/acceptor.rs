@@ -118,7 +118,7 @@ impl Waiting {
 #[derive(Debug)]
 pub(super) struct Greeting {
     pub(super) socket: UnixStream,
-    pub(super) pid: i32,
+    pub(super) pid: u32,
     pub(super) uid: u32,
     pub(super) hello: Hello,
     /// To be dropped once it is served, or is not.
@@ -140,7 +140,7 @@ pub(super) enum Handshake {
 #[derive(Debug)]
 struct Connecting {
     socket: UnixStream,
-    pid: i32,
+    pid: u32,
     uid: u32,
     pieces: Pieces,
     place: PendingSlot,
@@ -245,8 +245,12 @@ impl Acceptor {
                 // EMFILE, ENFILE, ENOBUFS, ENOMEM: the connection is still there, and the listener readable.
                 Err(_) => return self.pause(),
             };
-            let Ok(who) = peer_of(&socket) else { continue };
-            let (pid, uid) = (who.pid(), who.uid());
+            let Ok(peer) = peer_of(socket.as_fd()) else { continue };
+            let pid = peer.pid;
+            let Some(uid) = peer.uid else {
+                handshakes.push(refuse(socket, pid, format!("it does not serve {peer}")));
+                continue;
+            };
             let admitted = match standing(uid) {
                 Standing::Stranger => {
                     Err(format!("user {uid} is not one that it serves (`roxie nic --user`)"))
@@ -273,9 +277,9 @@ fn has_gone(error: &io::Error) -> bool {
 }
 
 /// Sends the reason why a process is not served. Never blocks.
-pub(super) fn refuse(socket: UnixStream, pid: i32, why: String) -> Handshake {
+pub(super) fn refuse(socket: UnixStream, pid: u32, why: String) -> Handshake {
     let _ = Link::new(socket).send_at_once(&Err::<Welcome, _>(&why));
-    Handshake::Refused { pid: pid.cast_unsigned(), why }
+    Handshake::Refused { pid, why }
 }
 
 #[cfg(test)]

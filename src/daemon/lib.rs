@@ -179,7 +179,7 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> DaemonError {
 /// The reason why the name of an interface's NIC is not free.
 fn taken(interface: &str) -> DaemonError {
     let by = match nic_of(interface) {
-        Err(AttachError::Stranger { pid, uid, .. }) => format!("process {pid} of user {uid}"),
+        Err(AttachError::Stranger { nic, .. }) => format!("process {} of {nic}", nic.pid),
         Err(AttachError::Silent { .. }) => "a process that accepts no connection".to_owned(),
         _ => return DaemonError::Taken { interface: interface.to_owned() },
     };
@@ -347,7 +347,7 @@ impl Inner {
     fn admit(
         &self,
         link: &Link,
-        (pid, uid): (i32, u32),
+        (pid, uid): (u32, u32),
         name: &str,
         memory: Result<RemoteMemory, String>,
     ) -> Option<(Arc<Client>, Session)> {
@@ -355,7 +355,6 @@ impl Inner {
             match memory.and_then(|memory| self.take_slot(link, (pid, uid), name, memory)) {
                 Ok(admitted) => admitted,
                 Err(why) => {
-                    let pid = pid.cast_unsigned();
                     let _ = link.send_at_once(&Err::<Welcome, _>(&why));
                     (self.on_change)(ClientChange::Refused { pid, why });
                     return None;
@@ -384,7 +383,7 @@ impl Inner {
     fn take_slot(
         &self,
         link: &Link,
-        (pid, uid): (i32, u32),
+        (pid, uid): (u32, u32),
         name: &str,
         memory: RemoteMemory,
     ) -> Result<(Client, NewDoorbells, Vec<OwnedFd>), String> {
@@ -393,7 +392,7 @@ impl Inner {
             Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
-        let (pid, events) = (pid.cast_unsigned(), Link::new(events));
+        let events = Link::new(events);
         // Clients only receive there. Descriptors that they sent would be closed by the thread of events.
         events.shut_input().map_err(|error| said(&error))?;
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
@@ -451,7 +450,7 @@ fn serve(nic: &Weak<Inner>, greeting: Greeting) {
 fn admit(
     nic: &Weak<Inner>,
     link: &Link,
-    (pid, uid): (i32, u32),
+    (pid, uid): (u32, u32),
     hello: &Hello,
     until: Instant,
 ) -> Option<(Arc<Client>, Session)> {

@@ -1,5 +1,4 @@
-//! Connects to Unix sockets that any process may have created, listens where any process may connect, and gets the peer's process
-//! and user from the kernel.
+//! Connects to Unix sockets that any process may have created, and listens where any process may connect.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -8,8 +7,8 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials, bind, connect as connect_to,
-    getsockopt, listen as listen_at, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen as listen_at,
+    setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
@@ -70,15 +69,6 @@ pub fn listen(name: &str) -> io::Result<UnixListener> {
     bind(own.as_raw_fd(), &address)?;
     listen_at(&own, Backlog::MAXCONN)?;
     Ok(own.into())
-}
-
-/// Returns process and user of the peer at the time when it connected or began to listen (`SO_PEERCRED`). The
-/// number of a process in another PID namespace may be 0.
-///
-/// # Errors
-/// Those of `getsockopt`.
-pub fn peer_of(socket: &UnixStream) -> io::Result<UnixCredentials> {
-    Ok(getsockopt(socket, sockopt::PeerCredentials)?)
 }
 
 #[cfg(test)]

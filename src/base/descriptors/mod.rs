@@ -1,11 +1,13 @@
-//! File descriptors between processes: passing them, and closing them in children of a fork.
+//! File descriptors between processes: connecting, passing them, asking for the peer's user, and closing them in children of a fork.
 
 pub mod children;
 mod connecting;
 mod limit;
 mod passing;
+mod peer;
 
 pub use children::leave_in_child;
-pub use connecting::{connect, connect_now, listen, peer_of};
+pub use connecting::{connect, connect_now, listen};
 pub use limit::raise_limit;
 pub use passing::{MOST, receive, receive_until, receive_with, send, send_with, set_takes_descriptors};
+pub use peer::{Peer, overflow_uid, peer_of};

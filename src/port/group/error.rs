@@ -3,6 +3,7 @@
 use std::io;
 
 use super::SLOTS;
+use roxie_base::descriptors::Peer;
 
 /// Why a process could not join a group.
 #[derive(Debug, thiserror::Error)]
@@ -10,14 +11,14 @@ use super::SLOTS;
 pub enum JoinError {
     /// Another user has the group's name.
     #[error(
-        "user {user} keeps the socket @{name}: the processes of one user share a device over sockets, those of others do not; \
+        "{peer} keeps the socket @{name}: the processes of one user share a device over sockets, those of others do not; \
          run this one as that user, or in a network namespace of its own"
     )]
     Stranger {
         /// The name in the abstract namespace of Unix sockets.
         name: String,
-        /// The user id of the process that has it.
-        user: u32,
+        /// The process that has it, and its user.
+        peer: Peer,
     },
     /// A group exists, and none of its members answers.
     #[error(

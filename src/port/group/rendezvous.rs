@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 
 use super::GroupId;
 use super::error::JoinError;
-use roxie_base::descriptors::{connect, listen, peer_of, receive_until, send};
+use roxie_base::descriptors::{Peer, connect, listen, peer_of, receive_until, send};
 
 /// Descriptors that members share. A newer group may pass more; its register says that it is newer.
 const SHARED: usize = 4;
@@ -75,8 +75,9 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     loop {
         match connect(name, until) {
             Ok(asks) => {
-                if let Some(user) = stranger(&asks).map_err(system("asking for the user of the group"))? {
-                    return Err(JoinError::Stranger { name: name.to_owned(), user });
+                let peer = peer_of(asks.as_fd()).map_err(system("asking for the user of the group"))?;
+                if !peer.is_own() {
+                    return Err(JoinError::Stranger { name: name.to_owned(), peer });
                 }
                 if let Some(mut fds) = answer(asks.as_fd(), until)? {
                     fds.truncate(SHARED);
@@ -93,12 +94,6 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
         }
         std::thread::sleep(LOOK);
     }
-}
-
-/// Returns the user at the other end, if it is not this process's.
-fn stranger(socket: &UnixStream) -> io::Result<Option<u32>> {
-    let user = peer_of(socket)?.uid();
-    Ok((user != geteuid().as_raw()).then_some(user))
 }
 
 /// Receives the descriptors that a member passes to a newcomer; `None` if the member has ended.
@@ -145,7 +140,7 @@ impl Rendezvous {
                 continue;
             }
             match self.listener.accept() {
-                Ok((newcomer, _)) if stranger(&newcomer).is_ok_and(|user| user.is_none()) => {
+                Ok((newcomer, _)) if peer_of(newcomer.as_fd()).is_ok_and(Peer::is_own) => {
                     // An error means that the newcomer has gone.
                     let _ = send(newcomer.as_fd(), &all);
                 }

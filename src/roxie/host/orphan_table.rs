@@ -21,7 +21,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::uio::pread;
-use nix::unistd::geteuid;
 
 use super::adapter::DeviceSlot;
 use super::connections::{ConnectionService, IgnoreEvents};
@@ -97,11 +96,11 @@ impl OrphanTable {
 
 /// Fails if the process at the other end is another user's.
 fn is_own(socket: &UnixStream) -> io::Result<()> {
-    let user = peer_of(socket)?.uid();
-    if user == geteuid().as_raw() {
+    let peer = peer_of(socket.as_fd())?;
+    if peer.is_own() {
         return Ok(());
     }
-    let why = format!("the other end is a process of user {user}");
+    let why = format!("the other end is a process of {peer}");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 

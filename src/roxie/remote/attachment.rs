@@ -52,7 +52,7 @@ pub fn name_of(interface: &str) -> String {
 /// # Errors
 /// If the process with the NIC's name accepts no connection, or is one that this process may not trust with its memory.
 pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
-    Ok(connected(interface)?.map(|(_, pid)| pid.cast_unsigned()))
+    Ok(connected(interface)?.map(|(_, pid)| pid))
 }
 
 /// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs started here. `None` if the interface has no NIC that this
@@ -62,19 +62,18 @@ pub fn trusted_nic(interface: &str) -> Option<String> {
 }
 
 /// Connects to the NIC of an interface. Returns the connection and the NIC's process. `None` if there is none.
-fn connected(interface: &str) -> Result<Option<(UnixStream, i32)>, AttachError> {
+fn connected(interface: &str) -> Result<Option<(UnixStream, u32)>, AttachError> {
     let socket = match connect(&name_of(interface), Instant::now() + CONNECT) {
         Ok(socket) => socket,
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) => return Err(silent_or(interface, error)),
     };
-    let who = peer_of(&socket).map_err(|source| silent_or(interface, source))?;
-    let (pid, uid) = (who.pid(), who.uid());
-    if !is_trusted(pid.cast_unsigned(), uid) {
-        let (pid, own) = (pid.cast_unsigned(), geteuid().as_raw());
-        return Err(AttachError::Stranger { interface: interface.to_owned(), pid, uid, own });
+    let nic = peer_of(socket.as_fd()).map_err(|source| silent_or(interface, source))?;
+    if !is_trusted(nic) {
+        let own = geteuid().as_raw();
+        return Err(AttachError::Stranger { interface: interface.to_owned(), nic, own });
     }
-    Ok(Some((socket, pid)))
+    Ok(Some((socket, nic.pid)))
 }
 
 fn silent_or(interface: &str, source: io::Error) -> AttachError {

@@ -2,22 +2,23 @@
 
 use std::io;
 
+use roxie_base::descriptors::Peer;
+
 /// The reason why an existing NIC does not serve this process.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
     /// The NIC's process is another user's, and may not be trusted with this process's memory.
     #[error(
-        "the NIC of {interface} is process {pid} of user {uid}, which is neither root nor this user ({own}): it would reach into this \
-         process's memory; start `roxie nic` as one of them, or take --port udp"
+        "the NIC of {interface} is process {} of {nic}, which is neither root nor this user ({own}): it would reach into this \
+         process's memory; start `roxie nic` as one of them, or take --port udp",
+        nic.pid
     )]
     Stranger {
         /// The interface.
         interface: String,
-        /// The process.
-        pid: u32,
-        /// The user of that process.
-        uid: u32,
+        /// The process and its user.
+        nic: Peer,
         /// The user of this process.
         own: u32,
     },

@@ -1,23 +1,23 @@
 //! The NICs that a process trusts with its memory.
 //!
 //! A process trusts a NIC of root's or of its own user. In a user namespace of its own (`roxie run` without root makes one, for its
-//! view of sysfs), a process sees all other users, including root, as one (`/proc/sys/kernel/overflowuid`). The launcher checks
-//! before it enters the namespace, and names the process that it found trusted.
+//! view of sysfs), a process cannot tell root from other users ([`Peer`]). The launcher checks before it enters the namespace, and names
+//! the process that it found trusted.
 
 use std::fs;
 
-use nix::unistd::geteuid;
+use roxie_base::descriptors::Peer;
 
 /// The variable by which a launcher names a NIC of root's that it has found: `PROCESS:START`.
 pub const TRUSTED_NIC: &str = "ROXIE_TRUSTED_NIC";
 
-/// True if a process of this user may access this process's memory.
-pub(super) fn is_trusted(pid: u32, uid: u32) -> bool {
+/// True if this process may access the calling process's memory.
+pub(super) fn is_trusted(nic: Peer) -> bool {
     let is_named = || {
         let named = std::env::var(TRUSTED_NIC).ok();
-        named.is_some() && named == name_of_process(pid)
+        named.is_some() && named == name_of_process(nic.pid)
     };
-    uid == 0 || uid == geteuid().as_raw() || is_named()
+    nic.is_own_or_root() || is_named()
 }
 
 /// Returns a name that no other process ever has: its number, and the time at which it started, in ticks since boot.
@@ -44,8 +44,13 @@ mod tests {
 
     #[test]
     fn other_user_is_trusted_only_if_named() {
-        let own = geteuid().as_raw();
-        assert!(is_trusted(1, 0) && is_trusted(1, own));
-        assert!(!is_trusted(std::process::id(), own.wrapping_add(1).max(1)));
+        let own = nix::unistd::geteuid().as_raw();
+        let pid = std::process::id();
+        for uid in [0, own] {
+            assert!(is_trusted(Peer { pid: 1, uid: Some(uid) }));
+        }
+        for uid in [None, Some(own.wrapping_add(1).max(1))] {
+            assert!(!is_trusted(Peer { pid, uid }));
+        }
     }
 }

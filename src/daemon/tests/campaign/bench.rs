@@ -189,7 +189,7 @@ impl Bench {
         let mut pieces = Pieces::new(LONGEST_GREETING);
         let greeting = pieces.read(nics.as_fd()).map_err(|error| error.to_string())?;
         let hello = Hello::read(greeting.ok_or("nothing")?)?;
-        let (pid, until) = (std::process::id().cast_signed(), Instant::now() + PATIENCE);
+        let (pid, until) = (std::process::id(), Instant::now() + PATIENCE);
         let admitted = admit(&Arc::downgrade(inner), &Link::new(nics), (pid, uid), &hello, until);
         let link = Link::new(own);
         let heard = link.receive::<Result<(), String>>().map_err(|error| error.to_string())?;

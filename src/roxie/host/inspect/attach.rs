@@ -106,8 +106,9 @@ pub fn attach(device: &Snapshot, snap_length: u32) -> Result<Attached, AttachErr
         false => connect(),
     }
     .map_err(failed)?;
-    let uid = peer_of(&stream).map_err(failed)?.uid();
-    if uid != device.uid {
+    let peer = peer_of(stream.as_fd()).map_err(failed)?;
+    let uid = device.uid;
+    if peer.uid != Some(uid) {
         return Err(AttachError::Gone { pid });
     }
     stream.set_nonblocking(false).map_err(failed)?;

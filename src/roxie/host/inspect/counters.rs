@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::Snapshot;
-use super::look::{LONGEST, PATIENCE, answer, ask, is_trusted, known, names};
+use super::look::{LONGEST, PATIENCE, answer, ask, known, names};
 use super::window::FOR_COUNTERS;
-use roxie_base::descriptors::peer_of;
+use roxie_base::descriptors::{Peer, peer_of};
 
 /// Reads the counters of all devices of this user or root in the network namespace, repeatedly.
 ///
@@ -36,7 +36,7 @@ impl CounterReader {
         // Ask all devices before waiting for the first answer.
         for name in all.difference(&late) {
             if let Ok(reader) = ask(name, FOR_COUNTERS)
-                && peer_of(&reader).is_ok_and(|whose| is_trusted(whose.uid()))
+                && peer_of(reader.as_fd()).is_ok_and(Peer::is_own_or_root)
             {
                 self.outstanding.insert(name.clone(), reader);
             }
@@ -49,10 +49,9 @@ impl CounterReader {
                     self.outstanding.insert(name, reader);
                 }
                 answered => {
-                    let whose = peer_of(&reader)?;
-                    let (pid, uid) = (whose.pid().cast_unsigned(), whose.uid());
+                    let whose = peer_of(reader.as_fd())?;
                     let snapshot = answered.ok().flatten();
-                    let known = snapshot.map(|(snapshot, _)| known(snapshot, &name, pid, uid));
+                    let known = snapshot.map(|(snapshot, _)| known(snapshot, &name, whose));
                     read.insert(name, known);
                 }
             }

@@ -40,7 +40,7 @@ struct Running {
     /// Progress of the thread that writes to the stream.
     progress: Progress,
     /// Process of the reader.
-    reader: i32,
+    reader: u32,
     /// Frames are captured no more; what is queued may be written until then.
     ends_by: Option<Instant>,
 }
@@ -56,13 +56,13 @@ impl LiveCapture {
     }
 
     fn try_to_begin(&self, device: &State, reader: &UnixStream, snap_length: u32) -> Result<Running, String> {
-        let of_reader = peer_of(reader).map_err(|error| error.to_string())?;
+        let of_reader = peer_of(reader.as_fd()).map_err(|error| error.to_string())?;
         if let Some(Running { reader, .. }) = &self.0 {
             return Err(format!(
                 "process {reader} captures its frames already, and there is one capture at a time"
             ));
         }
-        if of_reader.uid() != 0 && !shows_memory() {
+        if of_reader.uid != Some(0) && !shows_memory() {
             return Err("it has privileges of its own, and shows its memory to root alone".to_owned());
         }
         let Some(workers) = device.adapter.workers() else {
@@ -89,7 +89,7 @@ impl LiveCapture {
         // The reader gets the header now that frames are captured.
         let _ = allow.send(());
         children::keep_from([stream.as_raw_fd()]);
-        Ok(Running { stream, progress, reader: of_reader.pid(), ends_by: None })
+        Ok(Running { stream, progress, reader: of_reader.pid, ends_by: None })
     }
 
     /// Ends the capture if its reader has asked for that or is gone. Does not block.

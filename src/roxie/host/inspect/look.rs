@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, bind, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
 use nix::unistd::geteuid;
 use serde::Deserialize;
 
 use super::Snapshot;
 use super::window::NAME;
 use crate::host::snapshot::SNAPSHOT_PROTOCOL;
-use roxie_base::descriptors::{connect_now, peer_of, receive_until};
+use roxie_base::descriptors::{Peer, connect_now, overflow_uid, peer_of, receive_until};
 use roxie_base::protocol::OtherVersion;
 use roxie_base::threads::as_user;
 
@@ -49,7 +49,7 @@ pub struct Look {
 struct Asked {
     name: String,
     reader: UnixStream,
-    whose: UnixCredentials,
+    whose: Peer,
 }
 
 /// Reads all devices in the calling thread's network namespace that this process may read: those of its user and root's, or all if
@@ -66,8 +66,8 @@ pub fn snapshots() -> io::Result<Look> {
     for name in names()? {
         // A socket that does not accept at once is no device, or its process is ending. Its user is unknown.
         let Ok(reader) = connect_now(None, &name) else { continue };
-        let Ok(whose) = peer_of(&reader) else { continue };
-        match is_trusted(whose.uid()) {
+        let Ok(whose) = peer_of(reader.as_fd()) else { continue };
+        match whose.is_own_or_root() {
             true => asked.push(Asked { name, reader, whose }),
             false if is_root && others.len() < OTHERS => {
                 others.push(Asked { name, reader, whose }.asked_by_its_user())
@@ -92,9 +92,9 @@ impl Asked {
     /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
     /// other user, and tells it nothing.
     fn asked_by_its_user(self) -> Asked {
-        let again =
-            as_user(self.whose.uid(), || connect_now(None, &self.name)).and_then(|connected| connected);
-        match again.and_then(|reader| Ok((peer_of(&reader)?, reader))) {
+        let Some(uid) = self.whose.uid else { return self };
+        let again = as_user(uid, || connect_now(None, &self.name)).and_then(|connected| connected);
+        match again.and_then(|reader| Ok((peer_of(reader.as_fd())?, reader))) {
             Ok((whose, reader)) if whose == self.whose => Asked { reader, ..self },
             _ => self,
         }
@@ -103,10 +103,9 @@ impl Asked {
 
 impl Look {
     fn add(&mut self, asked: &Asked, answered: io::Result<Option<(Snapshot, u64)>>) {
-        let (pid, uid) = (asked.whose.pid().cast_unsigned(), asked.whose.uid());
-        let is_trusted = is_trusted(uid);
+        let (pid, is_trusted) = (asked.whose.pid, asked.whose.is_own_or_root());
         match answered {
-            Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, &asked.name, pid, uid)),
+            Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, &asked.name, asked.whose)),
             // The process has ended, or does not answer this user.
             Ok(None) => {}
             Err(error) if other_version(&error).is_some() => {
@@ -119,24 +118,20 @@ impl Look {
 }
 
 /// Replaces the identity that a snapshot claims by the kernel's. `socket` is the name of its device's socket.
-pub(super) fn known(mut snapshot: Snapshot, socket: &str, pid: u32, uid: u32) -> Snapshot {
+pub(super) fn known(mut snapshot: Snapshot, socket: &str, whose: Peer) -> Snapshot {
+    let (pid, is_trusted) = (whose.pid, whose.is_own_or_root());
     socket.clone_into(&mut snapshot.socket);
-    snapshot.uid = uid;
+    snapshot.uid = whose.uid.unwrap_or_else(overflow_uid);
     // 0: the process has no number in the reader's PID namespace.
-    if pid != 0 || !is_trusted(uid) {
+    if pid != 0 || !is_trusted {
         snapshot.pid = pid;
     }
-    if !is_trusted(uid) {
+    if !is_trusted {
         snapshot.name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         snapshot.name.truncate(snapshot.name.trim_end().len());
     }
     snapshot.make_plain();
     snapshot
-}
-
-/// True for this user and root: a reader trusts their processes.
-pub(super) fn is_trusted(uid: u32) -> bool {
-    uid == 0 || uid == geteuid().as_raw()
 }
 
 /// Connects to a device by a socket whose name begins with `question`. Does not block.
@@ -267,15 +262,16 @@ mod tests {
     fn kernel_says_whose_a_snapshot_is() {
         let forged = || Snapshot { pid: 1, uid: 7, name: "sshd".into(), ..Snapshot::default() };
         let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
-        let seen = known(forged(), "", 4_000_000, own);
+        let known = |snapshot, pid, uid| known(snapshot, "", Peer { pid, uid: Some(uid) });
+        let seen = known(forged(), 4_000_000, own);
         assert_eq!((seen.pid, seen.uid, &*seen.name), (4_000_000, own, "sshd"));
-        let seen = known(forged(), "", 0, own);
+        let seen = known(forged(), 0, own);
         assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
         for pid in [0, 4_000_000] {
-            let seen = known(forged(), "", pid, stranger);
+            let seen = known(forged(), pid, stranger);
             assert_eq!((seen.pid, seen.uid, &*seen.name), (pid, stranger, ""), "no such process");
         }
-        let seen = known(forged(), "", std::process::id(), stranger);
+        let seen = known(forged(), std::process::id(), stranger);
         assert_ne!(seen.name, "sshd");
     }
 }

@@ -8,12 +8,11 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::unistd::geteuid;
 
 use super::Snapshot;
 use super::live::LiveCapture;
 use crate::host::state::State;
-use roxie_base::descriptors::{children, listen, peer_of, send};
+use roxie_base::descriptors::{Peer, children, listen, peer_of, send};
 
 /// Prefix of the socket's name.
 pub(super) const NAME: &str = "roxie/see/";
@@ -110,8 +109,7 @@ impl Drop for Window {
 
 /// True for the same user, and for root.
 fn may_look(reader: &UnixStream) -> bool {
-    let user = peer_of(reader).map(|who| who.uid());
-    user.is_ok_and(|user| user == 0 || user == geteuid().as_raw())
+    peer_of(reader.as_fd()).is_ok_and(Peer::is_own_or_root)
 }
 
 fn file_of(snapshot: &Snapshot) -> io::Result<File> {
