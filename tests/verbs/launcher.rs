@@ -1,7 +1,10 @@
 //! Effects of `roxie run` and `roxie env` on programs.
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Command;
 
+use roxie::host::inspect::{attach, snapshots};
 use roxie::netdev::{Links, NetNs};
 
 use super::{NEAR, Running, Site, copied, folder, launcher, skip};
@@ -76,6 +79,63 @@ fn unprivileged_program_gets_a_socket_device() {
     assert!(found.status.success() && found.said.contains("::ffff:192.0.2.1"), "{found:?}");
     let told = "left over UDP sockets, which all programs of this user share; no packet sockets: ";
     assert!(found.said.contains(told), "{found:?}");
+}
+
+/// Runs `act` in a namespace as a user. The system call changes the calling thread only, unlike the C library's function.
+fn as_user<T: Send>(ns: &NetNs, user: libc::uid_t, act: impl FnOnce() -> T + Send) -> T {
+    let done = ns.run(|| {
+        // SAFETY: a system call with plain values; the thread ends right after it.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
+        act()
+    });
+    done.unwrap()
+}
+
+/// In the user namespace of `roxie run`, the kernel gives every other user the number 65534.
+#[test]
+fn user_with_the_overflow_number_is_told_apart() {
+    let test = "user_with_the_overflow_number_is_told_apart";
+    if skip(test, &["setpriv", "unshare", "ibv_rc_pingpong", "ibv_devinfo"]) {
+        return;
+    }
+    const STRANGER: u32 = 65533;
+    let site = Site::new("l-nobody");
+    let place = copied();
+    let as_nobody = |arguments: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.args(["--inh-caps=-all", "--bounding-set=-all"]).current_dir(place.path());
+        command.arg(place.path().join("roxie")).args(arguments.split(' '));
+        Running::start(&site.near, command)
+    };
+    let program =
+        |port: &str, program: &str| as_nobody(&format!("run --dev left --port {port} -- {program}"));
+    // The stranger has the name of a NIC, as after the end of one that the launcher had found.
+    let name = SocketAddr::from_abstract_name("roxie/nic/left").unwrap();
+    let squatter = as_user(&site.near, STRANGER, || UnixListener::bind_addr(&name)).unwrap();
+    // Both programs of the user share the device.
+    let mut server = program("udp", "ibv_rc_pingpong -g 1");
+    server.wait_until_it_listens(18515);
+    let mut waiting = program("udp", "ibv_rc_pingpong -g 1 -p 18516");
+    waiting.wait_until_it_listens(18516);
+    let devices = site.near.run(snapshots).unwrap().unwrap().snapshots;
+    let [device, _] = &devices[..] else { panic!("{devices:?}") };
+    let pid = device.pid;
+    let refused = as_user(&site.near, STRANGER, || attach(device, 0)).unwrap_err().to_string();
+    assert!(refused.contains("only that user and root"), "{refused}");
+    let own = as_nobody(&format!("capture --pid {pid} --seconds 1 -w /dev/null")).finish();
+    assert!(own.status.success() && own.said.contains("0 packets captured"), "{own:?}");
+    let client = program("udp", &format!("ibv_rc_pingpong -g 1 {NEAR}")).finish();
+    let server = server.finish();
+    assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
+    drop(waiting);
+    // The NIC of the stranger gets no byte of a program that is told to use it.
+    let fooled = program("udp", "env ROXIE_PORT=nic ibv_devinfo").finish();
+    assert!(!fooled.status.success() && fooled.said.contains("does not tell from others"), "{fooled:?}");
+    squatter.set_nonblocking(true).unwrap();
+    while let Ok((mut connection, _)) = squatter.accept() {
+        assert_eq!(std::io::Read::read(&mut connection, &mut [0; 64]).unwrap(), 0);
+    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! The kernel gives a user without a number in the asking process's user namespace the overflow number, 65534
 //! (`/proc/sys/kernel/overflowuid`). Such namespaces are those of most containers, and the one that `roxie run` makes for a user without
-//! privilege. There, 65534 may be any user, also for a process that has this number itself. Then the kernel is asked, which since
-//! Linux 6.11 says whether the peer is in the same user namespace. Without an answer the user is unknown, and has no rights.
+//! privilege. There, 65534 may be any user, also for a process that has this number itself. Then the launcher, which has left a process in
+//! the first namespace, is asked ([`credentials`](super::credentials)), or the kernel, which since Linux 6.11 says whether the
+//! peer is in the same user namespace. Without an answer the user is unknown, and has no rights.
 
 #![allow(unsafe_code)]
 
@@ -15,6 +16,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::sys::stat::fstat;
 use nix::unistd::geteuid;
+
+use super::credentials;
 
 /// `SO_PEERPIDFD` of `asm-generic/socket.h`, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -65,7 +68,11 @@ impl fmt::Display for Peer {
 pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let credentials = getsockopt(&socket, sockopt::PeerCredentials)?;
     let uid = credentials.uid();
-    let is_certain = uid != overflow_uid() || maps_all_users() || shares_user_namespace(socket);
+    let is_known = || match credentials::ask(socket) {
+        Some(answer) => answer.uid == Some(uid),
+        None => shares_user_namespace(socket),
+    };
+    let is_certain = uid != overflow_uid() || maps_all_users() || is_known();
     Ok(Peer { pid: credentials.pid().cast_unsigned(), uid: is_certain.then_some(uid) })
 }
 

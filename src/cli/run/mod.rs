@@ -4,10 +4,11 @@
 //! with an RDMA device has in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), kept up to date
 //! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]), and reports what the
 //! device refused to a program that failed ([`EventLog`]). A process of its own keeps the view, and ends the connections that programs
-//! leave open ([`watcher`]).
+//! leave open ([`watcher`]). Another one tells users apart where the programs cannot ([`credentials`]).
 
 mod child;
 mod counts;
+mod credentials;
 pub(crate) mod hint;
 mod library;
 mod live;
@@ -37,6 +38,7 @@ use crate::device::interface::{Without, usable_interface};
 use crate::device::parse_selective;
 use crate::failure::Failure;
 use crate::output;
+use credentials::Credentials;
 pub(crate) use library::Library;
 use preflight::Preflight;
 use watcher::Watcher;
@@ -289,6 +291,13 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     if let Some(vlans) = &mut vlans {
         view.follow_vlans(vlans.links().unwrap_or_default());
     }
+    let credentials = Credentials::start().unwrap_or_else(|error| {
+        output::note(format_args!(
+            "programs of this user do not find each other, because other users have its number in a user namespace, and no \
+             process tells them apart: {error}"
+        ));
+        None
+    });
     let missing = overlay::enter(&view, matches!(prepared.port, Port::Xdp | Port::Packet))
         .map_err(|e| Failure::Run(format!("returning to the chroot: {e}")))?;
     for part in missing.iter().filter(|_| !arguments.options.quiet) {
@@ -310,6 +319,7 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
     command.envs(watcher.iter().map(|watcher| (watcher::ORPHANS, &watcher.name)));
+    command.envs(credentials.iter().map(Credentials::environment));
     // Without this memory, only ROXIE_LOG reports refusals.
     let log = EventLog::create().ok();
     command.envs(log.iter().map(|(_, path)| ("ROXIE_EVENTS", path.path())));
