@@ -129,7 +129,7 @@ impl Run {
         let of_vlans = of_vlans.iter().map(|(_, of)| readable(of.neighbours.as_fd()));
         let others = others.into_iter().flatten().map(readable).chain(of_vlans);
         let mut all: Vec<PollFd<'_>> = [watch, stop].into_iter().chain(others).collect();
-        all.extend(capture.poll_fd());
+        all.extend(capture.poll_fds());
         // An interrupted or failed wait only ends early: the next query finds all changes.
         let _ = poll(&mut all, timeout);
     }

@@ -6,12 +6,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::unistd::Pid;
 use roxie::capture::{Direction, Reader};
 use roxie::engine::Drive;
@@ -425,7 +428,7 @@ fn only_own_user_and_root_may_capture() {
         attach(&device, 0).unwrap_err()
     };
     let refused = net.a.run(as_user).unwrap();
-    assert!(matches!(refused, AttachError::OtherUser { uid: 0, .. }), "{refused}");
+    assert!(matches!(&refused, AttachError::OtherUser { peer } if peer.uid == Some(0)), "{refused}");
     drop(server);
     // In a user namespace, root is a user without a number.
     for user in [&[][..], &["unshare", "--user", "--map-current-user"]] {
@@ -440,6 +443,47 @@ fn only_own_user_and_root_may_capture() {
             wait_until_free(&net, pid);
         }
     }
+}
+
+#[test]
+fn program_with_capabilities_is_captured_by_root() {
+    let Some(net) = Net::new("capture-capabilities") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let program = public_copy(place.path());
+    let start = |capabilities: &str, arguments: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
+        command.args([format!("--inh-caps={capabilities}"), format!("--ambient-caps={capabilities}")]);
+        command.arg(&program).args(arguments.split(' '));
+        net.a.run(|| Running::start(command)).unwrap()
+    };
+    let mut server = start("+net_raw", "pingpong rc --port packet");
+    server.wait_for("waiting for a peer");
+    let pid = server.child.id();
+    let arguments = format!("capture --pid {pid} --seconds 1 -w /dev/null");
+    let refused = start("-all", &arguments).finish();
+    refused.failed(3, &["only to who may read its memory", "capabilities that this program lacks"]);
+    for by_equal in [true, false] {
+        let done = if by_equal { start("+net_raw", &arguments).finish() } else { net.left(&arguments) };
+        assert!(done.succeeded().stderr.contains("0 packets captured"), "by equal: {by_equal}");
+        wait_until_free(&net, pid);
+    }
+    // A reader that does not show anything gets no frame.
+    let device = device_of(&net, pid);
+    let answer = net.a.run(|| old_reader(&device.socket)).unwrap();
+    assert!(answer.contains("update the program that captures"), "{answer}");
+}
+
+/// Asks for frames as older releases did, and returns the answer.
+fn old_reader(device: &str) -> String {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let reader = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+    let own = format!("roxie/ask/frames/0/{}/0", std::process::id());
+    bind(reader.as_raw_fd(), &UnixAddr::new_abstract(own.as_bytes()).unwrap()).unwrap();
+    connect(reader.as_raw_fd(), &UnixAddr::new_abstract(device.as_bytes()).unwrap()).unwrap();
+    let mut answer = String::new();
+    UnixStream::from(reader).read_to_string(&mut answer).unwrap();
+    answer
 }
 
 #[test]

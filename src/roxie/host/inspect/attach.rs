@@ -1,10 +1,10 @@
 //! The reader of a running device's frames.
 
-use std::fs;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use nix::errno::Errno;
 use nix::unistd::geteuid;
 
 use super::Snapshot;
+use super::live::{CHALLENGE, SECRET};
 use super::look::ask;
 use super::window::FOR_FRAMES;
 use crate::host::snapshot::make_plain;
-use roxie_base::descriptors::peer_of;
+use roxie_base::descriptors::{Peer, peer_of};
 use roxie_base::threads::as_user;
 
 /// Maximum time for a device to answer. A stopped one (`SIGSTOP`) does not answer.
@@ -35,12 +36,22 @@ pub enum AttachError {
         pid: u32,
     },
     /// The process belongs to another user.
-    #[error("process {pid} belongs to user {uid}: only that user and root may capture its frames")]
+    #[error("process {} belongs to {peer}: only that user and root may capture its frames", peer.pid)]
     OtherUser {
+        /// The process and its user.
+        peer: Peer,
+    },
+    /// This program may not read the process's memory, and frames carry memory.
+    #[error(
+        "process {pid} shows its frames only to who may read its memory, which the kernel does not allow here ({source}): it has \
+         capabilities that this program lacks, is in a PID namespace that cannot be seen from here, or programs may not trace others \
+         (kernel.yama.ptrace_scope); root may in most cases"
+    )]
+    Unreadable {
         /// The process.
         pid: u32,
-        /// Its user.
-        uid: u32,
+        /// The system's error.
+        source: io::Error,
     },
     /// The process does not answer.
     #[error("process {pid} does not answer: it is stopped, or busy")]
@@ -107,21 +118,48 @@ pub fn attach(device: &Snapshot, snap_length: u32) -> Result<Attached, AttachErr
     }
     .map_err(failed)?;
     let peer = peer_of(stream.as_fd()).map_err(failed)?;
-    let uid = device.uid;
-    if peer.uid != Some(uid) {
-        return Err(AttachError::Gone { pid });
+    match peer.uid {
+        Some(uid) if uid == device.uid => {}
+        // Another process has taken the name.
+        Some(_) => return Err(AttachError::Gone { pid }),
+        None => return Err(AttachError::OtherUser { peer }),
     }
     stream.set_nonblocking(false).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    let first = first_byte(&stream).map_err(failed)?;
+    let mut first = first_byte(&stream).map_err(failed)?;
+    if first == Some(CHALLENGE) {
+        let mut address = [0; size_of::<u64>()];
+        (&stream).read_exact(&mut address).map_err(failed)?;
+        let address = u64::from_ne_bytes(address);
+        let secret = secret_of(peer.pid, address, device.uid)
+            .map_err(|source| AttachError::Unreadable { pid, source })?;
+        (&stream).write_all(&secret).map_err(failed)?;
+        first = first_byte(&stream).map_err(failed)?;
+    }
     stream.set_read_timeout(None).map_err(failed)?;
     match first {
         Some(SECTION_HEADER) => Ok(Attached { stream, first }),
         // A snapshot comes with one byte of this value.
         Some(1) => Err(AttachError::OtherVersion { pid }),
         Some(byte) => Err(AttachError::Refused { pid, why: refusal(byte, &stream) }),
-        None if uid != own.as_raw() && !own.is_root() => Err(AttachError::OtherUser { pid, uid }),
+        None if !peer.is_own() && !own.is_root() => Err(AttachError::OtherUser { peer }),
         None => Err(AttachError::Gone { pid }),
+    }
+}
+
+/// Reads the secret of a process, to show that the kernel allows that. Root without CAP_SYS_PTRACE, as in most containers, reads it as the
+/// process's user.
+fn secret_of(pid: u32, address: u64, user: u32) -> io::Result<[u8; SECRET]> {
+    let read = || -> io::Result<[u8; SECRET]> {
+        let mut secret = [0; SECRET];
+        File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut secret, address)?;
+        Ok(secret)
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && geteuid().is_root() && user != 0 => {
+            as_user(user, read)?
+        }
+        read => read,
     }
 }
 

@@ -8,11 +8,12 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::MsgFlags;
 
 use super::Snapshot;
 use super::live::LiveCapture;
 use crate::host::state::State;
-use roxie_base::descriptors::{Peer, children, listen, peer_of, send};
+use roxie_base::descriptors::{Peer, children, listen, peer_of, send, send_with};
 
 /// Prefix of the socket's name.
 pub(super) const NAME: &str = "roxie/see/";
@@ -20,7 +21,11 @@ pub(super) const NAME: &str = "roxie/see/";
 /// read often.
 pub(super) const FOR_COUNTERS: &str = "roxie/ask/counters/";
 /// Prefix of the name of a reader's socket that asks for the device's frames. The number of bytes to keep of each follows.
-pub(super) const FOR_FRAMES: &str = "roxie/ask/frames/";
+pub(super) const FOR_FRAMES: &str = "roxie/ask/proved-frames/";
+/// The same of a release whose readers do not show that they may read this process's memory.
+const FOR_FRAMES_UNPROVED: &str = "roxie/ask/frames/";
+/// Answer to such a reader.
+const UPDATE: &str = "it shows its frames only to who may read its memory: update the program that captures";
 /// Number of readers answered in a row before the thread does other work.
 const AT_ONCE: usize = 16;
 
@@ -31,8 +36,10 @@ enum Question {
     Everything,
     /// Counters only.
     Counters,
-    /// Frames from now on, of so many bytes at most; 0: whole ones.
+    /// Frames from now on, this number of bytes of each at most; 0: whole ones.
     Frames(u32),
+    /// Frames, by a reader of an older release.
+    FramesUnproved,
 }
 
 impl Question {
@@ -44,7 +51,11 @@ impl Question {
             return Question::Counters;
         }
         let length = name.strip_prefix(FOR_FRAMES).and_then(|rest| rest.split('/').next()?.parse().ok());
-        length.map_or(Question::Everything, Question::Frames)
+        match length {
+            Some(length) => Question::Frames(length),
+            None if name.starts_with(FOR_FRAMES_UNPROVED) => Question::FramesUnproved,
+            None => Question::Everything,
+        }
     }
 }
 
@@ -91,7 +102,11 @@ impl Window {
                 Question::Everything => device.snapshot(),
                 Question::Counters => device.counted(),
                 Question::Frames(snap_length) => {
-                    capture.begin(device, reader, snap_length);
+                    capture.challenge(reader, snap_length);
+                    continue;
+                }
+                Question::FramesUnproved => {
+                    let _ = send_with(reader.as_fd(), UPDATE.as_bytes(), &[], MsgFlags::MSG_DONTWAIT);
                     continue;
                 }
             };
