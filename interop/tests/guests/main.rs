@@ -8,6 +8,7 @@ mod guest;
 mod links;
 mod smb;
 mod storage;
+mod users;
 mod wrong;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
