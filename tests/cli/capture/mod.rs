@@ -445,6 +445,33 @@ fn only_own_user_and_root_may_capture() {
     }
 }
 
+/// In a container, `nobody` has the number of all users that the container does not map.
+#[test]
+fn program_of_nobody_is_captured_in_its_namespace() {
+    let Some(net) = Net::new("capture-nobody") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let program = public_copy(place.path());
+    let start = |user: &str, namespace: &str, arguments: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()]);
+        command.args(namespace.split_whitespace()).arg(&program).args(arguments.split(' '));
+        net.a.run(|| Running::start(command)).unwrap()
+    };
+    let mut server = start("65534", "unshare --user --map-current-user", "pingpong rc --port udp");
+    server.wait_for("waiting for a peer");
+    let pid = server.child.id();
+    let arguments = format!("capture --pid {pid} --seconds 1 -w /dev/null");
+    let entered = format!("nsenter --user --preserve-credentials --target {pid}");
+    let outside = start("65533", "", &arguments).finish();
+    outside.failed(3, &["only that user and root may capture its frames"]);
+    let inside = start("65534", &entered, &arguments).finish();
+    // Before Linux 6.11, no process but the launcher's tells users apart there.
+    match inside.status.success() {
+        true => assert!(inside.stderr.contains("0 packets captured"), "{inside:#?}"),
+        false => drop(inside.failed(3, &["this user namespace does not tell from others"])),
+    }
+}
+
 #[test]
 fn program_with_capabilities_is_captured_by_root() {
     let Some(net) = Net::new("capture-capabilities") else { return };
