@@ -24,6 +24,9 @@ mod doorbell;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/nic/shared/event_counter.rs"]
 mod event_counter;
+#[allow(dead_code, unreachable_pub, unused_imports)]
+#[path = "../../src/nic/shared/notifier.rs"]
+mod notifier;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/nic/shared/page_list.rs"]
 mod page_list;

@@ -18,6 +18,7 @@
 
 use std::sync::Arc;
 
+use super::notifier::Due;
 use super::region::{LINE, Region, Words, slots_for};
 use super::sync::{
     AtomicU64,
@@ -66,6 +67,8 @@ pub struct CompletionRing {
     /// Base-2 logarithm of the number of slots, the completions of a lap.
     lap_bits: u32,
     capacity: u64,
+    /// Set if a notifier wakes the pollers.
+    pub(super) due: Option<Arc<Due>>,
 }
 
 impl CompletionRing {
@@ -91,7 +94,8 @@ impl CompletionRing {
         let region = region.part(0, CompletionRing::size(capacity))?;
         let slots = slots_for(capacity) as u64;
         let (mask, lap_bits) = (slots - 1, slots.trailing_zeros());
-        Ok(CompletionRing { memory: region.into(), mask, lap_bits, capacity: u64::from(capacity.max(1)) })
+        let capacity = u64::from(capacity.max(1));
+        Ok(CompletionRing { memory: region.into(), mask, lap_bits, capacity, due: None })
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {

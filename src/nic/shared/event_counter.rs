@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use nix::fcntl::readlink;
 
+use super::notifier::{Due, Notifier, Target};
 use super::sync::{
     AtomicU32, EventFd,
     Ordering::{AcqRel, Relaxed},
@@ -26,12 +27,27 @@ pub struct EventCounter {
     caught: Arc<AtomicU32>,
     /// Set if another process made the eventfd: its counter may be full, and a write would block until that process reads.
     foreign: Option<&'static Signals>,
+    /// Set if a notifier raises the events.
+    due: Option<Arc<Due>>,
+}
+
+/// A counter for its notifier, which keeps no descriptor open.
+#[derive(Debug)]
+pub(super) struct WeakCounter {
+    fd: Weak<EventFd>,
+    foreign: Option<&'static Signals>,
+}
+
+impl WeakCounter {
+    pub(super) fn upgrade(&self) -> Option<EventCounter> {
+        Some(EventCounter { foreign: self.foreign, ..EventCounter::new(self.fd.upgrade()?) })
+    }
 }
 
 impl EventCounter {
     /// Counts in `fd`, from which the waiting threads read.
     pub fn new(fd: Arc<EventFd>) -> EventCounter {
-        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)), foreign: None }
+        EventCounter { fd, caught: Arc::new(AtomicU32::new(0)), foreign: None, due: None }
     }
 
     /// Counts in an eventfd that another process made, and of which it may keep duplicates.
@@ -51,6 +67,15 @@ impl EventCounter {
         Ok(EventCounter { foreign, ..EventCounter::new(fd) })
     }
 
+    /// Has a notifier raise the events, because raising takes longer the more threads wait for the descriptor.
+    ///
+    /// # Errors
+    /// If the notifier has no place for it.
+    pub fn raised_by(self, notifier: &Notifier) -> io::Result<EventCounter> {
+        let target = Target::Events(WeakCounter { fd: Arc::downgrade(&self.fd), foreign: self.foreign });
+        Ok(EventCounter { due: Some(notifier.add(target)?), ..self })
+    }
+
     /// Allocates the resources for counting in other processes' descriptors. `roxie nic` does so at its start; later events
     /// allocate nothing.
     ///
@@ -64,10 +89,11 @@ impl EventCounter {
     pub fn raise(&self) {
         let caught = |state: u32| (state & CATCHING != 0).then(|| state + 1);
         if self.caught.fetch_update(AcqRel, Relaxed, caught).is_err() {
-            match self.foreign {
-                Some(signals) => signals.raise(self.fd.as_fd()),
+            match (&self.due, self.foreign) {
+                (Some(due), _) => due.mark(),
+                (None, Some(signals)) => signals.raise(self.fd.as_fd()),
                 // A write fails only if the counter is full, and then enough events wait.
-                None => drop(self.fd.write(1)),
+                (None, None) => drop(self.fd.write(1)),
             }
         }
     }

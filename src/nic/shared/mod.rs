@@ -25,6 +25,9 @@ pub mod memory;
 mod memory_file;
 #[cfg(test)]
 mod memory_tests;
+mod notifier;
+#[cfg(test)]
+mod notifier_tests;
 mod page_list;
 mod poller_sleep;
 pub mod region;
@@ -45,6 +48,7 @@ pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
 pub use memory::HostMemory;
 pub use memory_file::MemoryFile;
+pub use notifier::{Notifier, Wake};
 pub use page_list::PageList;
 pub use region::{HeldPages, Region};
 pub use shared_receives::{ReceivesMove, SharedReceives};

@@ -8,10 +8,12 @@
 //! At least one side sees the other's write. With several pollers on one queue, a poller that returns may clear the word while
 //! another still sleeps: the sleeper then waits for its whole limit.
 
+use std::io;
 use std::time::Duration;
 
 use super::completion_queue::{CompletionRing, POLLERS_SLEEP};
 use super::futex;
+use super::notifier::{Notifier, Target};
 use super::sync::{
     Ordering::{Relaxed, SeqCst},
     fence,
@@ -33,10 +35,27 @@ impl CompletionRing {
     pub fn wake_pollers(&self) {
         fence(SeqCst);
         let sleeping = self.word(POLLERS_SLEEP);
-        // A client that writes nonsense here costs the NIC one system call a batch, and harms no other client.
+        // A client that writes nonsense here costs the NIC one mark a batch, and harms no other client.
         if sleeping.load(Relaxed) != 0 && sleeping.swap(0, Relaxed) != 0 {
-            futex::wake(sleeping);
+            match &self.due {
+                Some(due) => due.mark(),
+                None => self.wake_sleepers(),
+            }
         }
+    }
+
+    /// Wakes the sleepers. Takes longer the more threads of the other process sleep.
+    pub(super) fn wake_sleepers(&self) {
+        futex::wake(self.word(POLLERS_SLEEP));
+    }
+
+    /// Has a notifier wake the sleepers.
+    ///
+    /// # Errors
+    /// If the notifier has no place for it.
+    pub fn woken_by(mut self, notifier: &Notifier) -> io::Result<CompletionRing> {
+        self.due = Some(notifier.add(Target::Pollers(self.clone()))?);
+        Ok(self)
     }
 }
 
