@@ -24,7 +24,7 @@ use roxie_nic::nic::{
     Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, PlantedBug, QpStatus,
 };
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages};
+use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages, Notifier, Wake};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// A client, as other threads see it.
@@ -38,6 +38,8 @@ pub(super) struct Client {
     pub(super) memory: Arc<RemoteMemory>,
     link: Link,
     events: Outbox,
+    /// Wakes it.
+    pub(super) notifier: Notifier,
     owned: Mutex<Owned>,
     /// Its resources and limits.
     account: Arc<Account>,
@@ -88,11 +90,12 @@ pub(super) struct NewClient {
     pub(super) memory: RemoteMemory,
     pub(super) link: Link,
     pub(super) events: Link,
+    pub(super) notifier: Notifier,
 }
 
 impl Client {
     pub(super) fn new(arrival: NewClient, quota: &Quota, account: Arc<Account>) -> Client {
-        let NewClient { pid, name, uid, slot, memory, link, events } = arrival;
+        let NewClient { pid, name, uid, slot, memory, link, events, notifier } = arrival;
         let (owned, orphans, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
         let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
@@ -104,6 +107,7 @@ impl Client {
             memory: Arc::new(memory),
             link,
             events,
+            notifier,
             owned,
             account,
             entries: Mutex::default(),
@@ -141,17 +145,25 @@ impl Client {
         self.link.send(&Ok::<_, String>(welcome), fds)
     }
 
-    /// Sends an event. Never blocks: if the client does not receive it, the event is queued.
+    /// Queues an event, which the notifier sends.
     pub(super) fn tell(&self, event: AsyncEvent) {
-        if self.events.send(event).is_err() {
-            self.dismiss();
+        self.events.keep(event);
+        self.notifier.mark_messages();
+    }
+
+    /// Has the notifier try again to send queued events.
+    pub(super) fn tell_kept(&self) {
+        if self.events.has_kept() {
+            self.notifier.mark_messages();
         }
     }
 
-    /// Sends queued events, as far as the client receives them.
-    pub(super) fn tell_kept(&self) {
-        if self.events.send_kept().is_err() {
-            self.dismiss();
+    /// The notifier's side: wakes the client. Never blocks: events that it does not receive stay queued.
+    pub(super) fn wake(&self, wake: &Wake) {
+        match wake {
+            Wake::Messages if self.events.send_kept().is_err() => self.dismiss(),
+            Wake::Messages => {}
+            wake => wake.run(),
         }
     }
 
@@ -300,8 +312,8 @@ impl Client {
             Request::Memory(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
                 let is_trusted = registry.standing(self.uid) == Standing::Host;
-                let mut finder =
-                    Finder { memory: &self.memory, lent, account: &self.account, passed, is_trusted };
+                let (memory, account, notifier) = (&self.memory, &self.account, &self.notifier);
+                let mut finder = Finder { memory, lent, account, notifier, passed, is_trusted };
                 command.convert(&mut finder)?.into()
             }
         };

@@ -15,8 +15,8 @@ use roxie::remote::message::{
 use roxie_nic::nic::{Command, ControlError, Convert, Mapped, MemoryCommand, ObjectKind};
 use roxie_nic::shared::remote_memory::{RemoteMemory, Use};
 use roxie_nic::shared::{
-    ClientFile, ClientMapping, CompletionRing, DoorbellsId, EventCounter, HostMemory, PageList, RecvRing,
-    Region, SendRing,
+    ClientFile, ClientMapping, CompletionRing, DoorbellsId, EventCounter, HostMemory, Notifier, PageList,
+    RecvRing, Region, SendRing,
 };
 use roxie_nic::verbs::{Access, FileId, QpCaps};
 
@@ -119,6 +119,7 @@ impl Lent {
     fn channel(
         &mut self,
         account: &Arc<Account>,
+        notifier: &Notifier,
         counter: EventCounter,
     ) -> Result<EventCounter, ControlError> {
         let id = counter.id();
@@ -126,6 +127,7 @@ impl Lent {
             return Ok(known.counter.clone());
         }
         let charge = account.charge([(Resource::Channels, 1), (Resource::Channels, 0)])?;
+        let counter = counter.raised_by(notifier).map_err(invalid)?;
         self.channels.push(Channel { id, counter: counter.clone(), _charge: charge });
         Ok(counter)
     }
@@ -156,6 +158,7 @@ pub(super) struct Finder<'a> {
     pub(super) memory: &'a Arc<RemoteMemory>,
     pub(super) lent: &'a mut Lent,
     pub(super) account: &'a Arc<Account>,
+    pub(super) notifier: &'a Notifier,
     pub(super) passed: PassedFd,
     /// True if the client's user is root or the NIC's own.
     pub(super) is_trusted: bool,
@@ -234,12 +237,13 @@ impl Convert<ClientForm, Mapped> for Finder<'_> {
         Completions { place, capacity }: Completions,
     ) -> Result<CompletionRing, ControlError> {
         let region = self.lent.words(place, CompletionRing::size(capacity))?;
-        CompletionRing::on(&region, capacity).map_err(invalid)
+        let ring = CompletionRing::on(&region, capacity).map_err(invalid)?;
+        ring.woken_by(self.notifier).map_err(invalid)
     }
 
     fn counter(&mut self, _: WithMessage) -> Result<EventCounter, ControlError> {
         match std::mem::replace(&mut self.passed, PassedFd::Nothing) {
-            PassedFd::Events(counter) => self.lent.channel(self.account, counter),
+            PassedFd::Events(counter) => self.lent.channel(self.account, self.notifier, counter),
             _ => Err(no_descriptor()),
         }
     }

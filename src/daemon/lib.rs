@@ -35,6 +35,7 @@ mod acceptor;
 mod account;
 mod client;
 mod lent;
+mod notify;
 mod outbox;
 mod owned;
 mod registry;
@@ -397,9 +398,10 @@ impl Inner {
         events.shut_input().map_err(|error| said(&error))?;
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Identity { pid, uid, name: name.clone() };
+        let notifier = self.registry.new_notifier().map_err(|error| said(&error))?;
         let room = self.registry.room_of(uid);
         let slot = lock(&self.registry.roster).admit(member, room).map_err(|denied| said(&denied))?;
-        let arrival = NewClient { pid, name, uid, slot, memory, link, events };
+        let arrival = NewClient { pid, name, uid, slot, memory, link, events, notifier };
         let fds = fds.into_iter().chain([heard.into()]).collect();
         let Config { quota, user_quota, .. } = &self.registry.config;
         let account = self.registry.accounts.open(uid, quota, user_quota);
@@ -442,8 +444,18 @@ fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     drop(link);
     drop(place);
     let Some((client, mut session)) = admitted else { return };
-    while answer_next(nic, &client, &mut session) {}
-    part_from(nic, &client, session);
+    let notifies = start_notifier(nic, &client);
+    if notifies.is_ok() {
+        while answer_next(nic, &client, &mut session) {}
+    }
+    part_from(nic, &client, session, notifies.ok());
+}
+
+/// Starts the notifier thread of a client.
+fn start_notifier(nic: &Weak<Inner>, client: &Arc<Client>) -> io::Result<JoinHandle<()>> {
+    let pause = nic.upgrade().ok_or(io::ErrorKind::NotConnected)?.registry.wake_pause(client.uid);
+    let client = Arc::clone(client);
+    spawn_unsignalled("roxie-notify", move || notify::run(&client, &pause))
 }
 
 /// Lets a process in. `None`: it was told why not, or the NIC is gone.
@@ -478,11 +490,15 @@ fn answer_next(nic: &Weak<Inner>, client: &Client, session: &mut Session) -> boo
 }
 
 /// Destroys all objects of a client, and frees its slot once nothing of it can block.
-fn part_from(nic: &Weak<Inner>, client: &Arc<Client>, session: Session) {
+fn part_from(nic: &Weak<Inner>, client: &Arc<Client>, session: Session, notifies: Option<JoinHandle<()>>) {
     if let Some(inner) = nic.upgrade() {
         client.leave(&inner.registry, session);
     }
     client.release();
+    client.notifier.end();
+    if let Some(notifies) = notifies {
+        let _ = notifies.join();
+    }
     if let Some(inner) = nic.upgrade() {
         inner.strike(client);
     }

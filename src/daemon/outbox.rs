@@ -25,16 +25,17 @@ impl Outbox {
         Outbox { link, kept: Mutex::default() }
     }
 
-    /// Sends an event, or queues it until there is room.
-    ///
-    /// # Errors
-    /// If the client has closed its socket.
-    pub(super) fn send(&self, event: AsyncEvent) -> io::Result<()> {
+    /// Queues an event.
+    pub(super) fn keep(&self, event: AsyncEvent) {
         let mut kept = lock(&self.kept);
         if kept.len() < KEPT && !kept.contains(&event) {
             kept.push(event);
         }
-        self.empty(&mut kept)
+    }
+
+    /// True if an event is queued.
+    pub(super) fn has_kept(&self) -> bool {
+        !lock(&self.kept).is_empty()
     }
 
     /// Sends queued events, as far as there is room.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use nix::unistd::geteuid;
 
 use super::acceptor::Standing;
 use super::account::{Accounts, Quota};
+use super::notify::WakePause;
 use roxie::host::adapter::{snapshot_of, statuses_of};
 use roxie::host::inspect::Snapshot;
 use roxie::host::{Device, DeviceError};
@@ -17,7 +19,7 @@ use roxie_base::threads::lock;
 use roxie_engine::{Engine, Workers};
 use roxie_nic::nic::{Answer, Command, ControlError, Object, QpStatus};
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::{Doorbells, DoorbellsId};
+use roxie_nic::shared::{Doorbells, DoorbellsId, Notifier};
 
 /// The users that a NIC serves, and their bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +79,8 @@ pub(super) struct Registry {
     /// Users of programs with memory that did not answer: the time, and that memory.
     silent: Mutex<HashMap<u32, (Instant, Weak<RemoteMemory>)>>,
     pub(super) accounts: Accounts,
+    /// The pauses of users' notifiers.
+    pauses: Mutex<HashMap<u32, Weak<WakePause>>>,
 }
 
 /// How long a user is refused after a program's memory did not answer.
@@ -98,6 +102,7 @@ impl Registry {
             roster: Mutex::new(Roster::of_places(PLACES)),
             silent: Mutex::default(),
             accounts: Accounts::new(),
+            pauses: Mutex::default(),
         })
     }
 
@@ -142,6 +147,28 @@ impl Registry {
         let mut silent = lock(&self.silent);
         silent.retain(|_, (since, memory)| since.elapsed() < SILENT_FOR || memory.strong_count() > 0);
         silent.contains_key(&uid)
+    }
+
+    /// Returns the pause that the notifiers of a user share.
+    pub(super) fn wake_pause(&self, uid: u32) -> Arc<WakePause> {
+        let mut pauses = lock(&self.pauses);
+        pauses.retain(|_, pause| pause.strong_count() > 0);
+        let known = pauses.get(&uid).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let pause = Arc::default();
+            pauses.insert(uid, Arc::downgrade(&pause));
+            pause
+        })
+    }
+
+    /// Makes the notifier of a client: for all completion queues of the device, each of which may be moving to another ring, and for the client's
+    /// channels.
+    ///
+    /// # Errors
+    /// If there is no memory or descriptor for it.
+    pub(super) fn new_notifier(&self) -> io::Result<Notifier> {
+        let limits = self.device.limits();
+        Notifier::new(limits.cqs.saturating_mul(2).saturating_add(self.config.quota.channels))
     }
 
     fn workers(&self) -> &Workers {

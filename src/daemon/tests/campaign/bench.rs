@@ -73,7 +73,7 @@ impl UnthreadedClient {
             && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks)
             && let Some(session) = session.take()
         {
-            part_from(&Arc::downgrade(&self.inner), &self.client, session);
+            part_from(&Arc::downgrade(&self.inner), &self.client, session, None);
         }
         self.asked.fetch_add(1, Relaxed);
     }
@@ -132,6 +132,9 @@ impl Side {
         if tells_kept {
             self.inner.tell_of(None);
         }
+        // No thread does it here.
+        let clients = lock(&self.inner.clients).clone();
+        clients.iter().for_each(|client| client.notifier.take(|wake| client.wake(wake)));
     }
 
     /// Runs a worker's steps to fall asleep, and to wake at once.
