@@ -191,6 +191,7 @@ impl Registry {
     pub(super) fn hear(&self, page: Doorbells) -> Result<DoorbellsId, ControlError> {
         let id =
             self.engine().adjust(|worker| worker.clients().add(page)).ok_or(ControlError::DeviceFatal)?;
+        let id = id.map_err(|_| ControlError::NoMemory("doorbell"))?;
         // A sleeping worker only watches the pages that it had when it fell asleep.
         self.engine().doorbells().wake_if_sleeping();
         Ok(id)

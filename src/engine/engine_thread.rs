@@ -284,7 +284,7 @@ fn work_waits(shared: &Shared) -> bool {
 fn block(shared: &Shared, mut worker: WorkerGuard<'_>) {
     let clients = worker.clients().sleep_begins();
     if !worker.prepare_sleep() {
-        clients.ends(|_| false);
+        clients.ends(false);
         return;
     }
     let now = shared.clock.now();
@@ -292,16 +292,15 @@ fn block(shared: &Shared, mut worker: WorkerGuard<'_>) {
     shared.handoff.blocks(until.0);
     drop(worker);
     let frames = shared.frames();
-    // One `ppoll` on all descriptors. An epoll set of them would be another object to wake, and the scheduler would lose track of
-    // the waker.
+    // One `ppoll` on all descriptors of this process. An epoll set of them would be another object to wake, and the scheduler would lose track
+    // of the waker.
     let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
     let before = others.len();
-    let mut fds =
-        readable(others.into_iter().chain(clients.wake_fds()).chain(frames.iter().map(AsFd::as_fd)));
+    let mut fds = readable(others.into_iter().chain(clients.wake_fd()).chain(frames.iter().map(AsFd::as_fd)));
     sleep_on(&mut fds, until - now);
     wakes(shared, &fds[0]);
     shared.doorbells.sleep_ends(fds[1].any() == Some(true));
-    clients.ends(|at| fds[before + at].any() == Some(true));
+    clients.ends(clients.wake_fd().is_some() && fds[before].any() == Some(true));
 }
 
 #[cfg(test)]

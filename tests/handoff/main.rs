@@ -55,10 +55,6 @@ mod sync {
     pub(super) use loom::sync::{Mutex, MutexGuard};
     pub(super) use nix::sys::eventfd::EfdFlags;
     pub(super) use std::sync::TryLockError;
-
-    pub(super) fn clear(counter: &EventFd) {
-        let _ = counter.read();
-    }
 }
 
 use loom::sync::atomic::AtomicU64;

@@ -3,10 +3,16 @@
 //! A client with a page can also clear bells in it, so no two clients share one. A bell names a QP by its index in the NIC's table.
 //! The NIC honours it only if that QP was made to be rung by this page ([`SendRing::rung_by`](super::SendRing::rung_by)). Each page
 //! has a budget in each pass, so that a client that rings for all its QPs takes no more of the worker's time than any other.
+//!
+//! A client wakes a sleeping worker by an eventfd of the page. Reading it would visit all threads that the client has waiting for it, so it is
+//! never read: an epoll set reports each write once (`EPOLLET`).
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::Doorbells;
 pub use super::doorbell::DoorbellsId;
@@ -26,7 +32,12 @@ struct Page {
 struct Pages {
     all: Vec<Page>,
     next: u64,
+    /// The eventfds of all pages. `None`: there are no pages.
+    wakes: Option<Arc<Epoll>>,
 }
+
+/// Wake-ups that one system call takes.
+const AT_ONCE: usize = 16;
 
 /// The doorbell pages of all clients; see the module's page. A clone is another handle to the same set.
 #[derive(Clone, Debug, Default)]
@@ -37,21 +48,34 @@ pub struct ClientDoorbells {
 
 impl ClientDoorbells {
     /// Adds a page.
-    pub fn add(&self, bells: Doorbells) -> DoorbellsId {
+    ///
+    /// # Errors
+    /// If the system is out of memory or descriptors.
+    pub fn add(&self, bells: Doorbells) -> io::Result<DoorbellsId> {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let wakes = match &pages.wakes {
+            Some(wakes) => Arc::clone(wakes),
+            None => Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?),
+        };
+        wakes.add(bells.wake_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0))?;
         let id = DoorbellsId(pages.next);
         let all = pages.all.iter().cloned().chain([Page { id, bells, next: Arc::default() }]).collect();
-        *pages = Arc::new(Pages { all, next: id.0 + 1 });
+        *pages = Arc::new(Pages { all, next: id.0 + 1, wakes: Some(wakes) });
         self.is_used.store(true, Relaxed);
-        id
+        Ok(id)
     }
 
     /// Removes a page.
     pub fn remove(&self, id: DoorbellsId) {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = pages.all.iter().filter(|page| page.id != id).cloned().collect();
+        let (gone, all): (Vec<_>, Vec<_>) = pages.all.iter().cloned().partition(|page| page.id == id);
+        for page in gone {
+            // Fails only if the eventfd is not in the set.
+            let _ = pages.wakes.as_ref().map(|wakes| wakes.delete(page.bells.wake_fd()));
+        }
         self.is_used.store(!all.is_empty(), Relaxed);
-        *pages = Arc::new(Pages { all, next: pages.next });
+        let wakes = pages.wakes.clone().filter(|_| !all.is_empty());
+        *pages = Arc::new(Pages { all, next: pages.next, wakes });
     }
 
     /// Number of pages.
@@ -116,22 +140,30 @@ impl ClientSleep {
         self.0.iter().flat_map(|pages| &pages.all).map(|page| &page.bells)
     }
 
-    /// The eventfds that wake the worker, one for each page.
-    pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.bells().map(|bells| bells.wake_fd().as_fd())
+    /// The descriptor that becomes readable to wake the worker, if there are pages.
+    pub fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.as_ref()?.wakes.as_ref().map(|wakes| wakes.0.as_fd())
     }
 
-    /// Ends the sleep. `rang` tells by index which of the descriptors was readable.
-    pub fn ends(&self, rang: impl Fn(usize) -> bool) {
-        self.bells().enumerate().for_each(|(at, bells)| bells.sleep_ends(rang(at)));
+    /// Ends the sleep. `rang`: the descriptor was readable, and is cleared.
+    pub fn ends(&self, rang: bool) {
+        self.bells().for_each(|bells| bells.sleep_ends(false));
+        if !rang {
+            return;
+        }
+        let Some(wakes) = self.0.as_ref().and_then(|pages| pages.wakes.as_ref()) else { return };
+        let mut taken = [EpollEvent::empty(); AT_ONCE];
+        // Clients that keep writing end no other sleep than the next one.
+        for _ in 0..=self.bells().count() / AT_ONCE {
+            if wakes.wait(&mut taken, EpollTimeout::ZERO) != Ok(AT_ONCE) {
+                return;
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
-    use nix::fcntl::{FcntlArg, OFlag, fcntl};
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     use super::*;
@@ -148,29 +180,33 @@ mod tests {
             });
             all
         };
-        let [a, b] = [0, 1].map(|at: usize| guests.add(pages[at].clone()));
+        let [a, b] = [0, 1].map(|at: usize| guests.add(pages[at].clone()).expect("a descriptor"));
         pages[1].ring(QpIndex(5));
         pages[0].ring(QpIndex(7));
         assert!(guests.any());
         assert_eq!((heard(), heard()), (vec![7, 5], vec![]));
 
         let sleep = guests.sleep_begins();
+        assert!(!is_readable(&sleep));
         pages[1].ring(QpIndex(3));
-        sleep.ends(|at| at == 1);
-        assert_eq!(sleep.wake_fds().count(), 2);
-        assert!(pages[1].wake_fd().read().is_err(), "its wake-up was taken");
+        assert!(is_readable(&sleep));
+        sleep.ends(true);
+        assert!(!is_readable(&sleep), "its wake-up was taken");
         guests.remove(a);
+        let sleep = guests.sleep_begins();
         pages[0].ring(QpIndex(9));
+        assert!(!is_readable(&sleep));
+        sleep.ends(false);
         assert_eq!(heard(), [3]);
         guests.remove(b);
-        assert!(!guests.any() && guests.sleep_begins().wake_fds().next().is_none());
+        assert!(!guests.any());
     }
 
     #[test]
     fn every_bell_is_heard_within_the_budget() {
         let guests = ClientDoorbells::default();
         let page = Doorbells::new(300).expect("a page");
-        guests.add(page.clone());
+        guests.add(page.clone()).expect("a descriptor");
         (0..300).for_each(|index| page.ring(QpIndex(index)));
         let mut heard = [0; 300];
         for _ in 0..6 {
@@ -197,31 +233,45 @@ mod tests {
     }
 
     #[test]
-    fn eventfd_that_blocks_is_cleared_without_waiting() {
-        let (bells, [_page, rung], _held) = Doorbells::for_client(64).expect("a page");
+    fn eventfd_of_client_wakes_and_is_not_read() {
+        const ROUNDS: u64 = 3 * AT_ONCE as u64;
         let guests = ClientDoorbells::default();
-        guests.add(bells);
-        // The flags belong to the open file, so to all duplicates.
-        fcntl(&rung, FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
-        for _ in 0..3 {
-            // Nothing is left to read: the client has read it.
-            guests.sleep_begins().ends(|_| true);
+        let pages: Vec<_> = (0..2 * AT_ONCE + 3)
+            .map(|_| {
+                let (bells, [_page, rung], _held) = Doorbells::for_client(64).expect("a page");
+                guests.add(bells).expect("a descriptor");
+                EventFdOfClient(rung)
+            })
+            .collect();
+        for round in 1..=ROUNDS {
+            let sleep = guests.sleep_begins();
+            assert!(!is_readable(&sleep), "round {round}");
+            pages.iter().for_each(|page| page.add(1));
+            assert!(is_readable(&sleep));
+            sleep.ends(true);
+        }
+        // A full counter takes no more, so its client wakes nobody any more.
+        pages[0].add(u64::MAX - 1 - ROUNDS);
+        let sleep = guests.sleep_begins();
+        assert!(is_readable(&sleep));
+        sleep.ends(true);
+        let sleep = guests.sleep_begins();
+        assert!(!is_readable(&sleep));
+        pages[1].add(1);
+        assert!(is_readable(&sleep), "others do");
+        sleep.ends(true);
+    }
+
+    struct EventFdOfClient(std::os::fd::OwnedFd);
+
+    impl EventFdOfClient {
+        fn add(&self, count: u64) {
+            assert_eq!(nix::unistd::write(&self.0, &count.to_ne_bytes()), Ok(8));
         }
     }
 
-    #[test]
-    fn eventfd_that_is_full_wakes_once() {
-        let (bells, [_page, rung], _held) = Doorbells::for_client(64).expect("a page");
-        let guests = ClientDoorbells::default();
-        guests.add(bells);
-        std::fs::File::from(rung).write_all(&(u64::MAX - 1).to_ne_bytes()).expect("room");
-        let sleep = guests.sleep_begins();
-        let is_readable = || {
-            let mut fds: Vec<_> = sleep.wake_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-            poll(&mut fds, PollTimeout::ZERO).expect("a descriptor") > 0
-        };
-        assert!(is_readable());
-        sleep.ends(|_| true);
-        assert!(!is_readable());
+    fn is_readable(sleep: &ClientSleep) -> bool {
+        let fd = sleep.wake_fd().expect("pages");
+        poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).expect("a descriptor") > 0
     }
 }

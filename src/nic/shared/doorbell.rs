@@ -7,7 +7,7 @@ use super::region::{HeldPages, LINE, Region};
 use super::sync::{
     AtomicU64, EfdFlags, EventFd,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
-    clear, fence,
+    fence,
 };
 use crate::verbs::QpIndex;
 
@@ -216,8 +216,8 @@ impl Doorbells {
     pub fn sleep_ends(&self, rang: bool) {
         self.region.words()[SLEEPING].fetch_sub(1, Relaxed);
         if rang {
-            // An untrusted client may have made the eventfd a blocking one.
-            clear(&self.wake);
+            // Fails if another thread has read it.
+            let _ = self.wake.read();
         }
     }
 

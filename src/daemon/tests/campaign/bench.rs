@@ -141,9 +141,11 @@ impl Side {
     fn sleep(&self) {
         let bells = self.engine().inspect(|worker| worker.clients().clone());
         let sleep = bells.sleep_begins();
-        let mut fds: Vec<_> = sleep.wake_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        poll(&mut fds, PollTimeout::ZERO).expect("descriptors");
-        sleep.ends(|at| fds[at].any() == Some(true));
+        let mut fds: Vec<_> =
+            sleep.wake_fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).into_iter().collect();
+        let woken = poll(&mut fds, PollTimeout::ZERO).expect("descriptors");
+        drop(fds);
+        sleep.ends(woken > 0);
     }
 }
 
