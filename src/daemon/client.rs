@@ -24,7 +24,7 @@ use roxie_nic::nic::{
     Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, PlantedBug, QpStatus,
 };
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages, Notifier, Wake};
+use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages, Notifier};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// A client, as other threads see it.
@@ -37,7 +37,7 @@ pub(super) struct Client {
     pub(super) slot: u8,
     pub(super) memory: Arc<RemoteMemory>,
     link: Link,
-    events: Outbox,
+    pub(super) events: Outbox,
     /// Wakes it.
     pub(super) notifier: Notifier,
     owned: Mutex<Owned>,
@@ -143,28 +143,6 @@ impl Client {
             port: registry.device.port(),
         };
         self.link.send(&Ok::<_, String>(welcome), fds)
-    }
-
-    /// Queues an event, which the notifier sends.
-    pub(super) fn tell(&self, event: AsyncEvent) {
-        self.events.keep(event);
-        self.notifier.mark_messages();
-    }
-
-    /// Has the notifier try again to send queued events.
-    pub(super) fn tell_kept(&self) {
-        if self.events.has_kept() {
-            self.notifier.mark_messages();
-        }
-    }
-
-    /// The notifier's side: wakes the client. Never blocks: events that it does not receive stay queued.
-    pub(super) fn wake(&self, wake: &Wake) {
-        match wake {
-            Wake::Messages if self.events.send_kept().is_err() => self.dismiss(),
-            Wake::Messages => {}
-            wake => wake.run(),
-        }
     }
 
     /// True once, after the engine has abandoned the client's memory.

@@ -444,18 +444,11 @@ fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     drop(link);
     drop(place);
     let Some((client, mut session)) = admitted else { return };
-    let notifies = start_notifier(nic, &client);
+    let notifies = notify::start(nic, &client);
     if notifies.is_ok() {
         while answer_next(nic, &client, &mut session) {}
     }
     part_from(nic, &client, session, notifies.ok());
-}
-
-/// Starts the notifier thread of a client.
-fn start_notifier(nic: &Weak<Inner>, client: &Arc<Client>) -> io::Result<JoinHandle<()>> {
-    let pause = nic.upgrade().ok_or(io::ErrorKind::NotConnected)?.registry.wake_pause(client.uid);
-    let client = Arc::clone(client);
-    spawn_unsignalled("roxie-notify", move || notify::run(&client, &pause))
 }
 
 /// Lets a process in. `None`: it was told why not, or the NIC is gone.

@@ -3,15 +3,20 @@
 //! A wake takes longer the more threads of the client wait (`roxie_nic::shared::Notifier`). An honest one takes some microseconds. The
 //! processor time beyond [`FREE`] is paid by a pause of all notifiers of the user, so that a user takes a tenth of a processor by slow wakes.
 
+use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::time::{ClockId, clock_gettime};
 
+use super::Inner;
 use super::client::Client;
-use roxie_base::threads::lock;
+use roxie_base::threads::{lock, spawn_unsignalled};
+use roxie_nic::shared::Wake;
+use roxie_nic::verbs::AsyncEvent;
 
 /// Processor time that a wake may take without a pause.
 const FREE: Duration = Duration::from_micros(100);
@@ -39,8 +44,42 @@ impl WakePause {
     }
 }
 
-/// Runs the notifier of a client until its end.
-pub(super) fn run(client: &Client, pause: &WakePause) {
+impl Client {
+    /// Queues an event, which the notifier sends.
+    pub(super) fn tell(&self, event: AsyncEvent) {
+        self.events.keep(event);
+        self.notifier.mark_messages();
+    }
+
+    /// Has the notifier try again to send queued events.
+    pub(super) fn tell_kept(&self) {
+        if self.events.has_kept() {
+            self.notifier.mark_messages();
+        }
+    }
+
+    /// The notifier's side: wakes the client. Never blocks: events that it does not receive stay queued.
+    pub(super) fn wake(&self, wake: &Wake) {
+        match wake {
+            Wake::Messages if self.events.send_kept().is_err() => self.dismiss(),
+            Wake::Messages => {}
+            wake => wake.run(),
+        }
+    }
+}
+
+/// Starts the notifier thread of a client.
+///
+/// # Errors
+/// If the NIC has ended, or the system is out of threads.
+pub(super) fn start(nic: &Weak<Inner>, client: &Arc<Client>) -> io::Result<JoinHandle<()>> {
+    let pause = nic.upgrade().ok_or(io::ErrorKind::NotConnected)?.registry.wake_pause(client.uid);
+    let client = Arc::clone(client);
+    spawn_unsignalled("roxie-notify", move || run(&client, &pause))
+}
+
+/// Runs until the end of the client.
+fn run(client: &Client, pause: &WakePause) {
     while client.notifier.sleep(is_readable) {
         let began = thread_time();
         client.notifier.take(|wake| {

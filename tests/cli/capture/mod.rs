@@ -445,7 +445,7 @@ fn only_own_user_and_root_may_capture() {
     }
 }
 
-/// In a container, `nobody` has the number of all users that the container does not map.
+/// In a container, user 65534 has the number of all users that the container does not map.
 #[test]
 fn program_of_nobody_is_captured_in_its_namespace() {
     let Some(net) = Net::new("capture-nobody") else { return };
