@@ -10,12 +10,12 @@
 //! exactly once, however the object ends.
 
 use std::collections::HashMap;
-use std::fs;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, Weak};
 
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
+use super::memory;
 use roxie::host::inspect::AccountEntry;
 use roxie_base::threads::lock;
 use roxie_nic::nic::{Command, ControlError, MemoryCommand, memory_of_qp};
@@ -34,7 +34,8 @@ pub struct Quota {
     pub bytes: u64,
     /// All other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
     pub objects: u32,
-    /// Bytes of lent memory (queues, and files of registered memory that the NIC maps), and of the NIC's copies of send queues.
+    /// Bytes of lent memory (queues, and files of registered memory that the NIC maps), and of the NIC's copies of send queues. A process has an
+    /// eighth of the machine's memory at most, a user a quarter, and all together half of it.
     pub queue_bytes: u64,
     /// Pieces of lent memory, for queues and for registered memory. Each is a mapping of the NIC.
     pub arenas: u32,
@@ -118,11 +119,12 @@ pub(super) enum Resource {
 const KINDS: usize = Resource::ALL.len();
 /// Maximum number of one user's QPs in one multicast group: three quarters of a group's capacity.
 const IN_ONE_GROUP: u64 = 42;
-/// Clients get at most half of the mappings and descriptors that the system gives the NIC. The other half is the NIC's own
-/// (sockets, stacks, heaps).
+/// Clients get at most half of the mappings, descriptors and memory that the system gives the NIC. The other half is the NIC's own
+/// (sockets, stacks, heaps), and that of other programs.
 const SHARE: u64 = 2;
-/// Mappings of a process if the system does not say (`DEFAULT_MAX_MAP_COUNT` of the kernel).
-const MAPPINGS: u64 = 65_530;
+/// A user's processes get a quarter of the memory, and a process an eighth.
+const USER_SHARE: u64 = 4;
+const PROCESS_SHARE: u64 = 8;
 
 impl Resource {
     pub(super) const ALL: [Resource; 12] = [
@@ -348,6 +350,8 @@ impl Drop for Charge {
 #[derive(Debug)]
 pub(super) struct Accounts {
     all: Arc<Account>,
+    /// The memory of the machine in bytes.
+    memory: u64,
     users: Mutex<HashMap<u32, Weak<Account>>>,
     /// The users' QPs in multicast groups.
     groups: Mutex<HashMap<(u32, Gid), Weak<Account>>>,
@@ -367,13 +371,15 @@ fn kept<K: Eq + Hash>(
 }
 
 impl Accounts {
-    pub(super) fn new() -> Accounts {
+    /// The accounts on a machine with this much memory, in bytes.
+    pub(super) fn new(memory: u64) -> Accounts {
         let mut limits = [u64::MAX; KINDS];
-        limits[Resource::Arenas as usize] = mappings() / SHARE;
+        limits[Resource::QueueBytes as usize] = memory / SHARE;
+        limits[Resource::Arenas as usize] = memory::mappings() / SHARE;
         let descriptors = getrlimit(Limit::RLIMIT_NOFILE).map_or(u64::MAX, |(now, _)| now);
         limits[Resource::Channels as usize] = descriptors / SHARE;
         let all = Account::new("all programs together", limits, None);
-        Accounts { all, users: Mutex::default(), groups: Mutex::default() }
+        Accounts { all, memory, users: Mutex::default(), groups: Mutex::default() }
     }
 
     /// Returns the account of a user's QPs in a multicast group.
@@ -385,9 +391,15 @@ impl Accounts {
 
     /// Opens an account for a client of this user.
     pub(super) fn open(&self, uid: u32, quota: &Quota, user_quota: &Quota) -> Arc<Account> {
-        let new = || Account::new("each user", limits(user_quota), Some(Arc::clone(&self.all)));
+        let bounded = |quota: &Quota, share: u64| {
+            let mut limits = limits(quota);
+            let bytes = &mut limits[Resource::QueueBytes as usize];
+            *bytes = (*bytes).min(self.memory / share);
+            limits
+        };
+        let new = || Account::new("each user", bounded(user_quota, USER_SHARE), Some(Arc::clone(&self.all)));
         let user = kept(&self.users, uid, new);
-        Account::new("each process", limits(quota), Some(user))
+        Account::new("each process", bounded(quota, PROCESS_SHARE), Some(user))
     }
 }
 
@@ -397,12 +409,6 @@ impl Accounts {
     pub(super) fn are_empty(&self) -> bool {
         *lock(&self.all.used) == [0; KINDS]
     }
-}
-
-/// Mappings that the system allows this process.
-fn mappings() -> u64 {
-    let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-    text.trim().parse().unwrap_or(MAPPINGS)
 }
 
 /// Returns the limits in the order of [`Resource`].
@@ -434,7 +440,7 @@ mod tests {
     #[test]
     fn refused_charge_takes_nothing() {
         let (quota, user) = (Quota { qps: 4, ..Quota::default() }, Quota { qps: 6, ..Quota::default() });
-        let accounts = Accounts::new();
+        let accounts = Accounts::new(u64::MAX);
         let [a, b] = [0, 1].map(|_| accounts.open(7, &quota, &user));
         let other = accounts.open(8, &quota, &user);
         let first = a.charge(qps(4)).expect("room");
@@ -454,8 +460,28 @@ mod tests {
     }
 
     #[test]
+    fn queues_follow_the_memory_of_the_machine() {
+        const MEMORY: u64 = 1 << 30;
+        let accounts = Accounts::new(MEMORY);
+        let quota = Quota::default();
+        let bytes =
+            |account: &Arc<Account>, part: u64| account.charge(several(Resource::QueueBytes, MEMORY / part));
+        let processes = [7, 7, 7, 8, 8, 9].map(|uid| accounts.open(uid, &quota, &Quota::of_a_user()));
+        bytes(&processes[0], 7).expect_err("more than an eighth");
+        let charges = [0, 1, 3, 4].map(|at| bytes(&processes[at], 8).expect("an eighth"));
+        let refused = bytes(&processes[2], 1024).expect_err("the user has a quarter").to_string();
+        assert!(refused.contains("each user 268435456 at most"), "{refused}");
+        let refused = bytes(&processes[5], 1024).expect_err("half is taken").to_string();
+        assert!(refused.contains("all programs together 536870912 at most"), "{refused}");
+        drop(charges);
+        bytes(&processes[5], 8).expect("room");
+        let small = Quota { queue_bytes: 10, ..quota };
+        assert!(bytes(&accounts.open(9, &small, &small), 8).is_err(), "a lower quota holds");
+    }
+
+    #[test]
     fn user_account_ends_with_its_last_client() {
-        let accounts = Accounts::new();
+        let accounts = Accounts::new(u64::MAX);
         let quota = Quota::default();
         let client = accounts.open(7, &quota, &quota);
         let charge = client.charge(qps(1)).expect("room");

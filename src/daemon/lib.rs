@@ -35,6 +35,7 @@ mod acceptor;
 mod account;
 mod client;
 mod lent;
+mod memory;
 mod notify;
 mod outbox;
 mod owned;

@@ -10,6 +10,7 @@ use nix::unistd::geteuid;
 
 use super::acceptor::Standing;
 use super::account::{Accounts, Quota};
+use super::memory;
 use super::notify::WakePause;
 use roxie::host::adapter::{snapshot_of, statuses_of};
 use roxie::host::inspect::Snapshot;
@@ -101,7 +102,7 @@ impl Registry {
             uid: geteuid().as_raw(),
             roster: Mutex::new(Roster::of_places(PLACES)),
             silent: Mutex::default(),
-            accounts: Accounts::new(),
+            accounts: Accounts::new(memory::available()),
             pauses: Mutex::default(),
         })
     }
