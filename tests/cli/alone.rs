@@ -30,6 +30,7 @@ fn failure_prints_the_event_log() {
             1,
             &[
                 "the event log of QPN 0x",
+                "counters: sent_pkts ",
                 "no acknowledgement in time: timeout: go back and send again",
                 "no acknowledgement in time: work request fails, QP to error",
                 "Rts -> Err",

@@ -46,14 +46,21 @@ impl Health {
     }
 }
 
-/// Prints the event logs of those QPs that saw more than routine events, to show what led to a failure.
+/// Prints the event logs of those QPs that saw more than routine events, and then the device's counters, to show what led to a failure.
 pub(crate) fn tell_logs(device: &Device) {
+    let mut told = false;
     for qp in device.qps() {
         let records = device.qp_log(qp.handle.index);
         if records.iter().any(|record| !is_on_the_way_up(&record.event)) {
             output::note(format_args!("the event log of QPN 0x{:06x}:", qp.handle.qpn.value()));
             records.iter().for_each(|record| output::note(format_args!("  {record}")));
+            told = true;
         }
+    }
+    if told {
+        let counted = device.counters().into_iter().filter(|(_, count)| *count > 0);
+        let counters: Vec<_> = counted.map(|(name, count)| format!("{name} {count}")).collect();
+        output::note(format_args!("counters: {}", counters.join(", ")));
     }
 }
 
