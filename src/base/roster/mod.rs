@@ -57,6 +57,9 @@ pub struct Roster {
     pub ports: Ports,
     /// Number of departures, so that the slot that was left last is given last.
     departures: u64,
+    /// Users that count as others, of a roster that one process keeps.
+    #[serde(skip)]
+    payers: BTreeMap<u32, u32>,
 }
 
 /// A slot, and the unit of the same number.
@@ -90,11 +93,13 @@ pub struct Room {
     pub most: usize,
     /// Places that stay free, for other users.
     pub spare: usize,
+    /// Further places that stay free if the user has one already.
+    pub spare_of_more: usize,
 }
 
 impl Room {
     /// All there are.
-    pub const ALL: Room = Room { most: usize::MAX, spare: 0 };
+    pub const ALL: Room = Room { most: usize::MAX, spare: 0, spare_of_more: 0 };
 }
 
 impl Roster {
@@ -121,23 +126,45 @@ impl Roster {
         Ok(slot)
     }
 
-    /// True if a user may have one more place or unit.
-    fn has_room(&self, uid: u32, Room { most, spare }: Room) -> Result<(), Denied> {
-        let taken = self.taken().count() + self.units.keys().filter(|unit| **unit < self.most).count();
-        if spare > 0 && taken + spare >= usize::from(self.most) {
-            let why = format!(
-                "{taken} processes are served: the last {spare} places are kept for root and the NIC's user"
-            );
-            return Err(Denied::new(libc::EAGAIN, why));
+    /// Counts a user's places and units as those of another one.
+    pub fn count_as(&mut self, uid: u32, payer: u32) {
+        let members = self.slots.iter().filter_map(|slot| Some(slot.member.as_ref()?.uid));
+        let members: Vec<u32> = members.collect();
+        self.payers.retain(|uid, _| members.contains(uid));
+        if payer != uid {
+            self.payers.insert(uid, payer);
         }
-        let is_theirs = |slot: u8| self.uid_of(slot) == Some(uid);
+    }
+
+    fn payer(&self, uid: u32) -> u32 {
+        self.payers.get(&uid).copied().unwrap_or(uid)
+    }
+
+    /// True if a user may have one more place or unit.
+    fn has_room(&self, uid: u32, room: Room) -> Result<(), Denied> {
+        let taken = self.taken().count() + self.units.keys().filter(|unit| **unit < self.most).count();
+        let payer = self.payer(uid);
+        let is_theirs = |slot: u8| self.uid_of(slot).is_some_and(|uid| self.payer(uid) == payer);
         let places = self.taken().filter(|slot| is_theirs(*slot)).count();
         let count = places + self.units.values().filter(|slot| is_theirs(**slot)).count();
-        if count < most {
+        let denied = |why| Err(Denied::new(libc::EAGAIN, why));
+        let is_full = |spare: usize| spare > 0 && taken + spare >= usize::from(self.most);
+        if is_full(room.spare) {
+            let spare = room.spare;
+            return denied(format!(
+                "{taken} processes are served: the last {spare} places are kept for root and the NIC's user"
+            ));
+        }
+        if count > 0 && is_full(room.spare + room.spare_of_more) {
+            return denied(format!(
+                "{taken} processes are served: the last {} places are kept for users without one, and user {uid} has {count}",
+                room.spare + room.spare_of_more
+            ));
+        }
+        if count < room.most {
             return Ok(());
         }
-        let why = format!("user {uid} has {count} processes, as many as may (`--user-max-processes`)");
-        Err(Denied::new(libc::EAGAIN, why))
+        denied(format!("user {uid} has {count} processes, as many as may (`--user-max-processes`)"))
     }
 
     /// Returns the slot for the next member: the one that was left first, or a new one. `None` if all are taken.

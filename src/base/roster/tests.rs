@@ -84,7 +84,7 @@ fn unit_goes_to_the_user_that_had_it() {
 #[test]
 fn user_has_so_many_places_and_units() {
     let mut roster = Roster::of_places(8);
-    let three = Room { most: 3, spare: 0 };
+    let three = Room { most: 3, ..Room::ALL };
     let slots = [0; 3].map(|_| roster.admit(of(7), three).expect("a place"));
     roster.admit(of(7), three).expect_err("a fourth");
     roster.admit(of(8), three).expect("another user's");
@@ -172,7 +172,7 @@ fn shared_port_is_listened_on_by_no_process() {
 #[test]
 fn last_places_are_kept() {
     let mut roster = Roster::of_places(8);
-    let kept = Room { most: 100, spare: 2 };
+    let kept = Room { most: 100, spare: 2, spare_of_more: 0 };
     let slots: Vec<u8> = (0..3).map(|uid| roster.admit(of(1000 + uid), kept).expect("a place")).collect();
     let others = (0..3).filter(|uid| roster.admit(of(2000 + uid), kept).is_ok());
     assert_eq!(others.count(), 3);
@@ -184,6 +184,27 @@ fn last_places_are_kept() {
     roster.take_unit(slots[0], again, kept).expect("the last but two");
     roster.admit(of(1001), kept).expect_err("a unit keeps its place from being given");
     assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [7, slots[1]]);
+}
+
+#[test]
+fn subordinate_users_share_the_places_of_one() {
+    let mut roster = Roster::of_places(8);
+    let two = Room { most: 2, spare: 0, spare_of_more: 4 };
+    let mut admit = |uid: u32, payer: u32| {
+        roster.count_as(uid, payer);
+        roster.admit(of(uid), two).map_err(|denied| denied.why)
+    };
+    admit(100_000, 1000).expect("a place");
+    admit(1000, 1000).expect("the second");
+    let refused = admit(100_001, 1000).expect_err("two are all");
+    assert!(refused.contains("has 2 processes, as many as may"), "{refused}");
+    admit(1001, 1001).expect("another user's");
+    admit(1002, 1002).expect("four are left");
+    let refused = admit(1001, 1001).expect_err("kept for others");
+    assert!(refused.contains("the last 4 places are kept for users without one"), "{refused}");
+    for uid in 1003..1007 {
+        admit(uid, uid).expect("the first of its user");
+    }
 }
 
 /// Each of many services of other processes costs a call nothing: those that may conflict lie side by side.
