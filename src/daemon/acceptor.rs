@@ -58,7 +58,7 @@ pub(super) enum Standing {
     Stranger,
 }
 
-/// Connections that wait, by user, each with the time at which its handshake is to be over.
+/// Connections that wait, by the user that pays for them, each with the time at which its handshake is to be over.
 #[derive(Debug, Default)]
 struct Waiting(Mutex<BTreeMap<u32, (Standing, Vec<Instant>)>>);
 
@@ -168,11 +168,12 @@ impl Acceptor {
         self.closed_until = Some(Instant::now() + PAUSE);
     }
 
-    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes.
+    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes. `standing` gives a user's standing, and
+    /// the user that pays for it.
     pub(super) fn wait(
         &mut self,
         stop: BorrowedFd<'_>,
-        standing: &dyn Fn(u32) -> Standing,
+        standing: &dyn Fn(u32) -> (Standing, u32),
     ) -> Vec<Handshake> {
         let now = Instant::now();
         self.closed_until = self.closed_until.filter(|until| *until > now);
@@ -236,7 +237,7 @@ impl Acceptor {
         handshakes
     }
 
-    fn accept(&mut self, standing: &dyn Fn(u32) -> Standing, handshakes: &mut Vec<Handshake>) {
+    fn accept(&mut self, standing: &dyn Fn(u32) -> (Standing, u32), handshakes: &mut Vec<Handshake>) {
         for _ in 0..AT_ONCE {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
@@ -252,10 +253,12 @@ impl Acceptor {
                 continue;
             };
             let admitted = match standing(uid) {
-                Standing::Stranger => {
+                (Standing::Stranger, _) => {
                     Err(format!("user {uid} is not one that it serves (`roxie nic --user`)"))
                 }
-                standing => self.waiting.place(uid, standing, self.bounds, Instant::now() + PATIENCE),
+                (standing, payer) => {
+                    self.waiting.place(payer, standing, self.bounds, Instant::now() + PATIENCE)
+                }
             };
             match admitted {
                 Ok(place) => self.connecting.push(Connecting {
@@ -308,7 +311,7 @@ mod tests {
     fn stranger_is_refused_before_it_greets() {
         let (mut acceptor, address, stop) = acceptor(Bounds::default());
         let connection = UnixStream::connect_addr(&address).expect("it listens");
-        let handshakes = acceptor.wait(stop.as_fd(), &|_| Standing::Stranger);
+        let handshakes = acceptor.wait(stop.as_fd(), &|_| (Standing::Stranger, 0));
         let [Handshake::Refused { pid, why }] = &handshakes[..] else { panic!("{handshakes:?}") };
         assert!(*pid == std::process::id() && why.contains("--user"), "{why}");
         assert!(acceptor.connecting.is_empty(), "it takes no place");
@@ -322,16 +325,16 @@ mod tests {
         let (mut acceptor, address, stop) = acceptor(Bounds { of_user: 3, of_clients: 100 });
         let mut connecting: Vec<_> =
             (0..4).map(|_| UnixStream::connect_addr(&address).expect("it listens")).collect();
-        let handshakes = acceptor.wait(stop.as_fd(), &|_| Standing::Served);
+        let handshakes = acceptor.wait(stop.as_fd(), &|_| (Standing::Served, 0));
         assert!(
             matches!(&handshakes[..], [Handshake::Refused { why, .. }] if why.contains("3 connections")),
             "{handshakes:?}"
         );
         // A connection that leaves makes room.
         drop(connecting.remove(0));
-        assert!(acceptor.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
+        assert!(acceptor.wait(stop.as_fd(), &|_| (Standing::Served, 0)).is_empty());
         connecting.push(UnixStream::connect_addr(&address).expect("it listens"));
-        assert!(acceptor.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
+        assert!(acceptor.wait(stop.as_fd(), &|_| (Standing::Served, 0)).is_empty());
         assert_eq!(acceptor.connecting.len(), 3);
     }
 
@@ -374,11 +377,12 @@ mod tests {
         let _caller = UnixStream::connect_addr(&address).expect("it listens");
         acceptor.pause();
         assert!(
-            acceptor.wait(stop.as_fd(), &|_| Standing::Host).is_empty() && acceptor.connecting.is_empty()
+            acceptor.wait(stop.as_fd(), &|_| (Standing::Host, 0)).is_empty()
+                && acceptor.connecting.is_empty()
         );
         // A signal may end a wait early, and the pause not yet.
         (0..100).find(|_| {
-            acceptor.wait(stop.as_fd(), &|_| Standing::Host);
+            acceptor.wait(stop.as_fd(), &|_| (Standing::Host, 0));
             !acceptor.connecting.is_empty()
         });
         assert_eq!(acceptor.connecting.len(), 1);

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::acceptor::Standing;
-use super::account::{Account, Charge, Quota, Resource, cost, one, several};
+use super::account::{Account, Charge, Resource, cost, one, several};
 use super::lent::{Finder, Lent, PassedFd, invalid};
 use super::outbox::Outbox;
 use super::owned::{Creation, Owned, Role};
+use super::quota::Quota;
 use super::registry::Registry;
 use roxie::host::HandedOver;
 use roxie::host::inspect::{ClientEntry, PassDurations, Snapshot};
@@ -420,7 +421,7 @@ impl Client {
             owned.is_member(qp, group)
         };
         let charge = || -> Result<[Charge; 2], ControlError> {
-            let in_group = registry.accounts.in_group(self.uid, group);
+            let in_group = registry.accounts.in_group(registry.payers.known(self.uid), group);
             Ok([
                 self.account.charge(one(Resource::Memberships))?,
                 in_group.charge(one(Resource::Memberships))?,

@@ -39,6 +39,8 @@ mod memory;
 mod notify;
 mod outbox;
 mod owned;
+mod payers;
+mod quota;
 mod registry;
 #[cfg(test)]
 mod tests;
@@ -55,8 +57,8 @@ use crossbeam_channel::{Receiver, bounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use acceptor::{Acceptor, Bounds, Greeting, Handshake, refuse};
-pub use account::Quota;
 use client::{Client, NewClient, NewDoorbells, Session};
+pub use quota::Quota;
 use registry::Registry;
 pub use registry::{Config, Users};
 use roxie::host::{ConnectionService, Device, DeviceError, IgnoreEvents};
@@ -303,7 +305,9 @@ impl Inner {
     fn accept_clients(self: &Arc<Inner>, listener: UnixListener) {
         let mut acceptor = Acceptor::new(listener, Bounds::default());
         while !self.stopping.load(Relaxed) {
-            for handshake in acceptor.wait(self.stop.as_fd(), &|uid| self.registry.standing(uid)) {
+            for handshake in acceptor.wait(self.stop.as_fd(), &|uid| {
+                (self.registry.standing(uid), self.registry.payers.known(uid))
+            }) {
                 match handshake {
                     Handshake::Greeted(greeting) => self.receive(greeting, &mut acceptor),
                     Handshake::Refused { pid, why } => (self.on_change)(ClientChange::Refused { pid, why }),
@@ -333,16 +337,6 @@ impl Inner {
                 }
             }
         }
-    }
-
-    /// Checks the user before the client may hand over its memory.
-    fn hears(&self, uid: u32) -> Result<(), String> {
-        if self.registry.is_silent(uid) {
-            return Err(format!(
-                "memory of another program of user {uid} does not answer, or did not lately"
-            ));
-        }
-        Ok(())
     }
 
     /// Admits a process and sends the welcome. Returns `None` if it was refused.
@@ -401,12 +395,15 @@ impl Inner {
         let member = Identity { pid, uid, name: name.clone() };
         let notifier = self.registry.new_notifier().map_err(|error| said(&error))?;
         let room = self.registry.room_of(uid);
-        let slot = lock(&self.registry.roster).admit(member, room).map_err(|denied| said(&denied))?;
+        let slot = {
+            let mut roster = lock(&self.registry.roster);
+            roster.count_as(uid, self.registry.payers.known(uid));
+            roster.admit(member, room).map_err(|denied| said(&denied))?
+        };
         let arrival = NewClient { pid, name, uid, slot, memory, link, events, notifier };
         let fds = fds.into_iter().chain([heard.into()]).collect();
-        let Config { quota, user_quota, .. } = &self.registry.config;
-        let account = self.registry.accounts.open(uid, quota, user_quota);
-        Ok((Client::new(arrival, quota, account), (bells, held), fds))
+        let account = self.registry.open_account(uid);
+        Ok((Client::new(arrival, &self.registry.config.quota, account), (bells, held), fds))
     }
 
     /// Passes events to the clients, new ones and those not received before.
@@ -460,7 +457,7 @@ fn admit(
     hello: &Hello,
     until: Instant,
 ) -> Option<(Arc<Client>, Session)> {
-    let heard = nic.upgrade()?.hears(uid);
+    let heard = nic.upgrade()?.registry.hears(uid);
     let memory = heard.and_then(|()| memory_of(link, hello, until));
     nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
 }

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 
 use super::acceptor::Standing;
-use super::account::{Accounts, Quota};
+use super::account::{Account, Accounts};
 use super::memory;
 use super::notify::WakePause;
+use super::payers::{Payers, UNLISTED};
+use super::quota::Quota;
 use roxie::host::adapter::{snapshot_of, statuses_of};
 use roxie::host::inspect::Snapshot;
 use roxie::host::{Device, DeviceError};
@@ -51,6 +53,12 @@ impl Default for Config {
 const PLACES: u8 = 255;
 /// Places that are kept for root and the NIC's own user.
 const KEPT: usize = 16;
+/// Further places that are kept for users without one.
+const KEPT_FOR_NEW: usize = 48;
+/// Users without a name have together this part of what a user has.
+const UNLISTED_SHARE: u32 = 8;
+/// The ranges of subordinate users.
+const SUBUID: &str = "/etc/subuid";
 /// The first port number that takes no privilege, if the system does not say (`PROT_SOCK` of the kernel).
 const UNPRIVILEGED: u16 = 1024;
 
@@ -80,6 +88,8 @@ pub(super) struct Registry {
     /// Users of programs with memory that did not answer: the time, and that memory.
     silent: Mutex<HashMap<u32, (Instant, Weak<RemoteMemory>)>>,
     pub(super) accounts: Accounts,
+    /// The users that pay for others.
+    pub(super) payers: Payers,
     /// The pauses of users' notifiers.
     pauses: Mutex<HashMap<u32, Weak<WakePause>>>,
 }
@@ -96,6 +106,8 @@ impl Registry {
                 ControlError::WrongKind("a NIC that serves is this process's own, with one worker").into()
             );
         }
+        // Users of `--user` pay for themselves.
+        let payers = Payers::new((config.users == Users::All).then(|| SUBUID.into()));
         Ok(Registry {
             device,
             config,
@@ -103,6 +115,7 @@ impl Registry {
             roster: Mutex::new(Roster::of_places(PLACES)),
             silent: Mutex::default(),
             accounts: Accounts::new(memory::available()),
+            payers,
             pauses: Mutex::default(),
         })
     }
@@ -124,7 +137,11 @@ impl Registry {
     pub(super) fn room_of(&self, uid: u32) -> Room {
         match self.standing(uid) {
             Standing::Host => Room::ALL,
-            _ => Room { most: self.config.user_processes as usize, spare: KEPT },
+            _ => {
+                let share = if self.payers.known(uid) == UNLISTED { UNLISTED_SHARE } else { 1 };
+                let most = self.config.user_processes.div_ceil(share) as usize;
+                Room { most, spare: KEPT, spare_of_more: KEPT_FOR_NEW }
+            }
         }
     }
 
@@ -137,14 +154,28 @@ impl Registry {
         text.trim().parse().unwrap_or(UNPRIVILEGED)
     }
 
+    /// Checks the user before the client may hand over its memory.
+    pub(super) fn hears(&self, uid: u32) -> Result<(), String> {
+        // In the client's thread, because a directory of users may be slow to answer.
+        self.payers.of(uid);
+        if self.is_silent(uid) {
+            return Err(format!(
+                "memory of another program of user {uid} does not answer, or did not lately"
+            ));
+        }
+        Ok(())
+    }
+
     /// Records that the engine has abandoned memory of a program of this user.
     pub(super) fn note_silent(&self, uid: u32, memory: &Arc<RemoteMemory>) {
+        let uid = self.payers.known(uid);
         lock(&self.silent).insert(uid, (Instant::now(), Arc::downgrade(memory)));
     }
 
     /// True for [`SILENT_FOR`] after that, and while a thread of the engine is still blocked on that memory. Hence a user keeps at
     /// most one thread of the NIC blocked, and stalls others at most once in that time.
     pub(super) fn is_silent(&self, uid: u32) -> bool {
+        let uid = self.payers.known(uid);
         let mut silent = lock(&self.silent);
         silent.retain(|_, (since, memory)| since.elapsed() < SILENT_FOR || memory.strong_count() > 0);
         silent.contains_key(&uid)
@@ -152,6 +183,7 @@ impl Registry {
 
     /// Returns the pause that the notifiers of a user share.
     pub(super) fn wake_pause(&self, uid: u32) -> Arc<WakePause> {
+        let uid = self.payers.known(uid);
         let mut pauses = lock(&self.pauses);
         pauses.retain(|_, pause| pause.strong_count() > 0);
         let known = pauses.get(&uid).and_then(Weak::upgrade);
@@ -160,6 +192,15 @@ impl Registry {
             pauses.insert(uid, Arc::downgrade(&pause));
             pause
         })
+    }
+
+    /// Opens an account for a client of this user.
+    pub(super) fn open_account(&self, uid: u32) -> Arc<Account> {
+        let Config { quota, user_quota, .. } = &self.config;
+        match self.payers.known(uid) {
+            UNLISTED => self.accounts.open(UNLISTED, quota, &user_quota.part(UNLISTED_SHARE)),
+            payer => self.accounts.open(payer, quota, user_quota),
+        }
     }
 
     /// Makes the notifier of a client: for all completion queues of the device, each of which may be moving to another ring, and for the client's

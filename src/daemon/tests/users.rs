@@ -68,24 +68,45 @@ fn one_user_leaves_places_to_others() {
     nic.admitted();
 }
 
+/// Users with a name on every Linux: daemon, bin and sys.
+const NAMED: [u32; 3] = [1, 2, 3];
+
+/// Admits programs of a user until one is refused. Returns them, and the reason.
+fn all_of(nic: &Nic, uid: u32) -> (Vec<Stranger>, String) {
+    let mut clients = Vec::new();
+    loop {
+        match nic.admitted_as(uid) {
+            Ok(client) => clients.push(client),
+            Err(why) => return (clients, why),
+        }
+    }
+}
+
 #[test]
-fn last_places_are_for_the_host() {
-    if !is_root("last_places_are_for_the_host") {
+fn last_places_are_for_users_without_one() {
+    if !is_root("last_places_are_for_users_without_one") {
         return;
     }
     let nic = nic(Quota::default());
-    let mut clients = Vec::new();
-    let mut refused = String::new();
-    for uid in [OTHER - 1, OTHER] {
-        refused = loop {
-            match nic.admitted_as(uid) {
-                Ok(client) => clients.push(client),
-                Err(why) => break why,
-            }
-        };
-    }
-    assert!(clients.len() == 255 - 16 && refused.contains("last 16"), "{}: {refused}", clients.len());
+    let [one, other, last] = NAMED;
+    let (first, _) = all_of(&nic, one);
+    let (second, refused) = all_of(&nic, other);
+    let served = first.len() + second.len();
+    assert!(served == 255 - 16 - 48 && refused.contains("last 64 places"), "{served}: {refused}");
+    let _first_of_its_user = nic.admitted_as(last).expect("a place");
     nic.admitted();
+}
+
+#[test]
+fn users_without_a_name_share_few_places() {
+    if !is_root("users_without_a_name_share_few_places") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let [first, second] = [3_999_999_001, 3_999_999_002].map(|uid| all_of(&nic, uid));
+    assert_eq!((first.0.len(), second.0.len()), (16, 0), "{} {}", first.1, second.1);
+    assert!(second.1.contains("as many as may"), "{}", second.1);
+    let _named = nic.admitted_as(NAMED[0]).expect("a place");
 }
 
 fn port(number: u16, address: [u8; 4], reuse: bool) -> PortRequest {
