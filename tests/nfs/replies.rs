@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use roxie::host::{ConnectionManager, Device, DeviceConfig, DialOptions};
-use roxie::verbs::{Access, SendWr, WcOpcode, WcStatus};
+use roxie::verbs::{Access, RKey, SendWr, WcOpcode, WcStatus, WrOpcode};
 use roxie_nfs::client::{Client, ClientError, ClientOptions};
 use roxie_nfs::nfs3::{Arguments, FileHandle, Stable, procedure};
 use roxie_nfs::rpc::{Call, Outcome, Reply};
@@ -33,7 +33,12 @@ struct Odd {
 }
 
 impl Odd {
-    fn new(mut answer: impl FnMut(Called) -> Answer + Send + 'static) -> Odd {
+    fn new(answer: impl FnMut(Called) -> Answer + Send + 'static) -> Odd {
+        Odd::replying_by(SendWr::send(), answer)
+    }
+
+    /// Replies to each call but NULL by this work request.
+    fn replying_by(by: SendWr, mut answer: impl FnMut(Called) -> Answer + Send + 'static) -> Odd {
         let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
         let manager = ConnectionManager::start(&near).expect("a manager");
         let far_manager = ConnectionManager::start(&far).expect("a manager");
@@ -64,10 +69,9 @@ impl Odd {
                 let xid = header.xid;
                 let called =
                     Called { header, procedure: call.procedure, arguments: arguments.rest().to_vec() };
-                let answer = if called.procedure == procedure::NULL {
-                    Some(success(xid, &[]))
-                } else {
-                    answer(called)
+                let (by, answer) = match called.procedure {
+                    procedure::NULL => (SendWr::send(), Some(success(xid, &[]))),
+                    _ => (by, answer(called)),
                 };
                 let Some((header, message)) = answer else { return };
                 let reply = [&header.to_bytes()[..], &message].concat();
@@ -75,7 +79,8 @@ impl Odd {
                 sent += 1;
                 memory.write_at(place, &reply).expect("room");
                 let sge = memory.sge(place, reply.len() as u32);
-                connection.qp().post_send(&SendWr::send().signaled(), &[sge]).expect("room");
+                let sges = if by.opcode == WrOpcode::Send { &[sge][..] } else { &[] };
+                connection.qp().post_send(&by.signaled(), sges).expect("room");
                 let receive = memory.sge(wc.wr_id as usize * 4096, 4096);
                 connection.qp().post_recv(wc.wr_id, &[receive]).expect("room");
             }
@@ -146,6 +151,14 @@ fn wrong_replies_are_told() {
         let said = error(answer).to_string();
         assert!(said.contains(expected), "{said} instead of {expected}");
     }
+}
+
+#[test]
+fn write_with_immediate_ends_the_client() {
+    let by = SendWr::write(0, RKey(0)).imm(0);
+    let odd = Odd::replying_by(by, |called| Some(success(called.header.xid, &[])));
+    let said = odd.connect().attributes(&file(), "/file").expect_err("no reply").to_string();
+    assert!(said.contains("RecvWriteImm"), "{said}");
 }
 
 /// Answers GETATTR with a file of 100,000 bytes.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use roxie::verbs::{RKey, WcStatus};
+use roxie::verbs::{RKey, SendWr, WcStatus};
 use roxie_nvmeof::cm::QueueRequest;
 use roxie_nvmeof::command::{Command, admin};
 use roxie_nvmeof::connect::{ANY_CONTROLLER, Connect, ConnectData, LENGTH};
@@ -78,6 +78,14 @@ fn foreign_key_to_invalidate_closes_the_connection() {
         // A SEND with invalidate of an ordinary region is an error at the host.
         let sgl = Sgl::Keyed { address, length: 4, key, invalidate: true };
         raw.send(&Command { sgl, ..Command::new(admin::KEEP_ALIVE, 0) }.to_bytes());
+    });
+}
+
+#[test]
+fn write_with_immediate_closes_the_connection() {
+    is_closed_after(|raw| {
+        let write = SendWr::write(0, RKey(0)).imm(7);
+        raw.connection.qp().post_send(&write, &[]).expect("room");
     });
 }
 

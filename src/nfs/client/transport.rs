@@ -252,7 +252,10 @@ impl Transport {
                 self.slots[wc.wr_id as usize].memory.completed(wc.opcode);
                 wc.wr_id as usize
             }
-            _ => return Ok(()),
+            other => {
+                let what = format!("a completion of {other:?}, which no request posts");
+                return Err(ClientError::Protocol(what));
+            }
         };
         if self.slots[slot].memory.is_over() {
             self.finished.push_back(slot);

@@ -105,6 +105,28 @@ impl Rest {
     }
 }
 
+/// A work request of a connection that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Receive,
+    Send,
+}
+
+impl Ended {
+    /// Returns the work request of a completion, or why the connection ends: it failed, or a connection asks for no completion of its kind.
+    /// An identifier has a meaning only with its kind.
+    fn of(wc: &Wc) -> Result<Ended, String> {
+        match (wc.status, wc.opcode) {
+            (WcStatus::Success, WcOpcode::Recv) => Ok(Ended::Receive),
+            (WcStatus::Success, WcOpcode::Send) => Ok(Ended::Send),
+            (WcStatus::Success, other) => {
+                Err(format!("a completion of {other:?}, which no connection posts"))
+            }
+            (failed, opcode) => Err(format!("{opcode:?} failed: {failed}")),
+        }
+    }
+}
+
 struct Served {
     // Dropped first: the queue pair uses the memory below.
     connection: Connection,
@@ -150,14 +172,12 @@ impl Served {
         let mut completions = [Wc::default(); BATCH];
         let taken = self.rest.cq.poll_ready(&mut completions);
         for wc in &completions[..taken] {
-            if wc.status != WcStatus::Success {
-                return Err(format!("{:?} failed: {}", wc.opcode, wc.status));
-            }
-            if wc.opcode == WcOpcode::Recv {
-                self.waiting.push_back((wc.wr_id, wc.byte_len as usize));
-            } else {
-                self.free.push(wc.wr_id as u32);
-                self.places += (wc.wr_id >> 32) as u32;
+            match Ended::of(wc)? {
+                Ended::Receive => self.waiting.push_back((wc.wr_id, wc.byte_len as usize)),
+                Ended::Send => {
+                    self.free.push(wc.wr_id as u32);
+                    self.places += (wc.wr_id >> 32) as u32;
+                }
             }
         }
         self.answer_waiting(shared)?;
@@ -285,4 +305,23 @@ fn key(chunks: &Chunks) -> Option<u32> {
 
 fn told(error: impl std::fmt::Display) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unexpected_completions_end_the_connection() {
+        let of = |opcode, status| Ended::of(&Wc { opcode, status, ..Wc::default() });
+        let done = |opcode| of(opcode, WcStatus::Success);
+        assert_eq!(done(WcOpcode::Recv), Ok(Ended::Receive));
+        assert_eq!(done(WcOpcode::Send), Ok(Ended::Send));
+        for other in (0..=u8::MAX).filter_map(WcOpcode::from_code) {
+            if !matches!(other, WcOpcode::Recv | WcOpcode::Send) {
+                assert!(done(other).unwrap_err().contains("no connection posts"), "{other:?}");
+            }
+        }
+        assert!(of(WcOpcode::Send, WcStatus::RetryExc).unwrap_err().contains("failed"));
+    }
 }

@@ -253,7 +253,10 @@ impl HostQueue {
                 self.slots[wc.wr_id as usize].memory.completed(wc.opcode);
                 wc.wr_id as usize
             }
-            _ => return Ok(()),
+            other => {
+                let what = format!("a completion of {other:?}, which no request posts");
+                return Err(InitiatorError::Protocol(what));
+            }
         };
         if self.slots[id].memory.is_over() {
             self.finished.push(id as u16);

@@ -128,6 +128,28 @@ impl Rest {
     }
 }
 
+/// A work request of a queue that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Receive,
+    Read,
+    Send,
+}
+
+impl Ended {
+    /// Returns the work request of a completion, or why the connection ends: it failed, or a queue posts none of its kind. An identifier has a
+    /// meaning only with its kind.
+    fn of(wc: &Wc) -> Result<Ended, String> {
+        match (wc.status, wc.opcode) {
+            (WcStatus::Success, WcOpcode::Recv) => Ok(Ended::Receive),
+            (WcStatus::Success, WcOpcode::Read) => Ok(Ended::Read),
+            (WcStatus::Success, WcOpcode::Send) => Ok(Ended::Send),
+            (WcStatus::Success, other) => Err(format!("a completion of {other:?}, which no queue posts")),
+            (failed, opcode) => Err(format!("{opcode:?} failed: {failed}")),
+        }
+    }
+}
+
 /// A response, with the data that goes before it.
 struct Reply {
     bytes: [u8; response::LENGTH],
@@ -192,13 +214,10 @@ impl Served {
         let mut completions = [Wc::default(); BATCH];
         let taken = self.rest.cq.poll_ready(&mut completions);
         for wc in &completions[..taken] {
-            if wc.status != WcStatus::Success {
-                return Err(format!("{:?} failed: {}", wc.opcode, wc.status));
-            }
-            match wc.opcode {
-                WcOpcode::Recv => self.received(shared, wc)?,
-                WcOpcode::Read => self.fetched(shared, wc.wr_id as u32)?,
-                _ => self.sent(shared, wc.wr_id)?,
+            match Ended::of(wc)? {
+                Ended::Receive => self.received(shared, wc)?,
+                Ended::Read => self.fetched(shared, wc.wr_id as u32)?,
+                Ended::Send => self.sent(shared, wc.wr_id)?,
             }
         }
         Ok(taken > 0)
@@ -345,4 +364,24 @@ impl Served {
 
 fn told(error: impl std::fmt::Display) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unexpected_completions_end_the_connection() {
+        let of = |opcode, status| Ended::of(&Wc { opcode, status, ..Wc::default() });
+        let done = |opcode| of(opcode, WcStatus::Success);
+        assert_eq!(done(WcOpcode::Recv), Ok(Ended::Receive));
+        assert_eq!(done(WcOpcode::Read), Ok(Ended::Read));
+        assert_eq!(done(WcOpcode::Send), Ok(Ended::Send));
+        for other in (0..=u8::MAX).filter_map(WcOpcode::from_code) {
+            if !matches!(other, WcOpcode::Recv | WcOpcode::Read | WcOpcode::Send) {
+                assert!(done(other).unwrap_err().contains("no queue posts"), "{other:?}");
+            }
+        }
+        assert!(of(WcOpcode::Send, WcStatus::RetryExc).unwrap_err().contains("failed"));
+    }
 }
