@@ -96,7 +96,7 @@
 #[doc(hidden)]
 pub use roxie_base::{allocator, descriptors, random, threads};
 #[doc(inline)]
-pub use roxie_base::{flow, limits, protocol, roster, time};
+pub use roxie_base::{flow, limits, protocol, roster, text, time};
 #[doc(hidden)]
 pub use roxie_engine as engine;
 #[doc(hidden)]
