@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use roxie::text::acts;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -41,8 +42,29 @@ pub(crate) fn versioned<T: Serialize>(version: u32, object: T) -> Versioned<T> {
 
 impl<T: Serialize> fmt::Display for Versioned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+        f.write_str(&text(self).map_err(|_| fmt::Error)?)
     }
+}
+
+/// Returns JSON in which characters that act on a terminal are escaped, those too that JSON takes as they are (U+009B).
+///
+/// # Errors
+///
+/// If serialization fails.
+pub(crate) fn text(object: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escaped(&serde_json::to_string(object)?))
+}
+
+/// Escapes characters that act on a terminal, which are within strings in the JSON of one line.
+fn escaped(json: &str) -> String {
+    if !json.contains(acts) {
+        return json.to_owned();
+    }
+    let unit = |unit: &mut u16| format!("\\u{unit:04x}");
+    let shown = |c: char| {
+        if acts(c) { c.encode_utf16(&mut [0; 2]).iter_mut().map(unit).collect() } else { c.to_string() }
+    };
+    json.chars().map(shown).collect()
 }
 
 /// Prints an object as a line of JSON.
@@ -52,4 +74,18 @@ impl<T: Serialize> fmt::Display for Versioned<T> {
 /// As [`output::line`].
 pub(crate) fn print(version: u32, object: impl Serialize) -> Result<(), Failure> {
     output::line(versioned(version, object))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_of_foreign_text_is_exact_and_plain() {
+        let name = "a\u{1b}[2J\n\u{9b}\u{7f}\u{202e}\u{e0041}\"z";
+        let shown = versioned(SHOW, serde_json::json!({ "name": name })).to_string();
+        assert!(!shown.contains(acts), "{shown:?}");
+        let read: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+        assert_eq!(read["name"], name);
+    }
 }

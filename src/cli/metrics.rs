@@ -49,7 +49,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match arguments.listen {
         Some(address) => listen(address).map(|server| serve(&server, &arguments.filter)),
-        None => look(&arguments.filter).and_then(|seen| output::line(text(&seen).trim_end())),
+        None => look(&arguments.filter).and_then(|seen| output::lines(&text(&seen))),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,7 +11,7 @@ use roxie_conform::fuzz::{self, Config, Sequence};
 use roxie_conform::report::Report;
 
 use super::reach::Reach;
-use super::report::{progress, take};
+use super::report::take;
 use super::{CANNOT_RUN, Ended, PlayArguments, USAGE};
 use crate::output;
 
@@ -80,7 +80,8 @@ impl Fuzzing {
         let cannot = |why: &str| Ended(CANNOT_RUN, format!("the target cannot be fuzzed: {why}"));
         let outcomes = match self {
             Fuzzing::Campaign(config) => {
-                let mut told = |sent: u64| progress(&format!("{sent}/{} packets", config.packets));
+                let mut told =
+                    |sent: u64| output::progress(format_args!("{sent}/{} packets", config.packets));
                 let mut again = || reach.connect_within(COMES_BACK_WITHIN).ok();
                 fuzz::run(bench, config, &mut again, &mut told).map_err(|stop| cannot(stop.reason()))?
             }

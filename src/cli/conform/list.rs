@@ -33,7 +33,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Ended> {
         let checks: Vec<_> = checks.iter().map(roxie_conform::check::Check::listed).collect();
         let listed = formats::versioned(formats::CONFORM_LIST, json!({ "checks": checks }));
         let text = serde_json::to_string_pretty(&listed).map_err(|e| Ended(1, e.to_string()))?;
-        output::line(text)?;
+        output::lines(&text)?;
         return Ok(());
     }
     for check in &checks {

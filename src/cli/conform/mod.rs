@@ -155,9 +155,7 @@ impl From<crate::failure::Failure> for Ended {
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.command {
         Some(Command::List(arguments)) => list::run(arguments).map(|()| 0),
-        Some(Command::Agent) => {
-            output::line(roxie_conform::agent::SOURCE.trim_end()).map(|()| 0).map_err(Ended::from)
-        }
+        Some(Command::Agent) => output::exact(roxie_conform::agent::SOURCE).map(|()| 0).map_err(Ended::from),
         Some(Command::Diff(arguments)) => compare::run(arguments),
         None => play::run(&arguments.play),
     };

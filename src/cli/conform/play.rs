@@ -9,7 +9,7 @@ use roxie_conform::verdict::Stop;
 use roxie_conform::wire::{Access, Wire};
 
 use super::reach::Reach;
-use super::report::{finish, make_folder, progress, take};
+use super::report::{finish, make_folder, take};
 use super::{CANNOT_RUN, Ended, Link, PlayArguments, USAGE, fuzz};
 use crate::output;
 
@@ -59,7 +59,7 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
         reach.connect().ok()
     };
     for (n, check) in checks.iter().enumerate() {
-        progress(&format!("{}/{} {}", n + 1, checks.len(), check.name));
+        output::progress(format_args!("{}/{} {}", n + 1, checks.len(), check.name));
         take(play(check, &mut bench, &mut again), arguments, &mut report)?;
     }
     finish(arguments, &report)

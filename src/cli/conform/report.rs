@@ -1,9 +1,9 @@
 //! What a run prints and writes.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 
+use roxie::text::file_in;
 use roxie_conform::report::{Report, junit, page};
 use roxie_conform::run::Outcome;
 use roxie_conform::verdict::Verdict;
@@ -19,14 +19,15 @@ pub(super) fn take(
     report: &mut Report,
 ) -> Result<(), Ended> {
     outcome.ladder = drawn(&outcome);
-    progress("");
+    output::progress("");
     if let Some(folder) = &arguments.captures {
         let name = outcome.name.replace('/', "-");
+        let file = |kind| file_in(folder, &name, kind).map_err(|error| Ended(CANNOT_RUN, error.to_string()));
         if !outcome.capture.is_empty() {
-            write(&folder.join(format!("{name}.pcapng")), &outcome.capture)?;
+            write(&file("pcapng")?, &outcome.capture)?;
         }
         if !outcome.script.is_empty() {
-            write(&folder.join(format!("{name}.script")), outcome.script.as_bytes())?;
+            write(&file("script")?, outcome.script.as_bytes())?;
         }
     }
     tell(&outcome, arguments.verbose)?;
@@ -57,15 +58,6 @@ fn tell(outcome: &Outcome, verbose: bool) -> Result<(), Ended> {
         }
     }
     Ok(())
-}
-
-/// Shows what runs, on a terminal; nothing with an empty text.
-pub(super) fn progress(text: &str) {
-    let mut err = std::io::stderr().lock();
-    if err.is_terminal() {
-        let _ = write!(err, "\r\x1b[K{text}");
-        let _ = err.flush();
-    }
 }
 
 /// Draws the packets of a check.

@@ -15,7 +15,7 @@ use roxie_conform::through::{SCRIPTS, WireScript};
 use roxie_conform::verdict::Verdict;
 use serde::Deserialize;
 
-use super::report::{finish, make_folder, progress, take};
+use super::report::{finish, make_folder, take};
 use super::{CANNOT_RUN, Ended, PlayArguments, USAGE};
 use crate::output;
 
@@ -81,7 +81,7 @@ impl Through<'_> {
         let mut report = Report::new(between.clone(), between.clone(), "wire", device);
         output::line(format_args!("wire between {between}, {} scripts", scripts.len()))?;
         for (n, script) in scripts.iter().enumerate() {
-            progress(&format!("{}/{} {}", n + 1, scripts.len(), script.name));
+            output::progress(format_args!("{}/{} {}", n + 1, scripts.len(), script.name));
             for outcome in self.script(script, arguments)? {
                 take(outcome, arguments, &mut report)?;
             }

@@ -242,8 +242,7 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
         nfs: d.nfs.as_ref().map(nfs::Role::to_json),
         inside: d.layers.iter().map(Layer::as_json).collect(),
     };
-    serde_json::to_writer(&mut *out, &row)?;
-    out.write_all(b"\n")
+    writeln!(out, "{}", formats::text(&row)?)
 }
 
 /// Writes the object of a frame that claims to be RoCE but is malformed.
@@ -262,7 +261,7 @@ fn write_without_packet(out: &mut dyn Write, record: &Record<'_>, key: &str, why
     if let Some(ns) = record.timestamp_ns {
         row["timestamp_ns"] = ns.into();
     }
-    writeln!(out, "{row}")
+    writeln!(out, "{}", formats::text(&row)?)
 }
 
 impl Ext {

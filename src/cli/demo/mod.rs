@@ -27,6 +27,7 @@ use roxie::host::{DeviceError, OpenError, Stack};
 use roxie::netdev::NetdevError;
 use roxie::port::fault::FaultConfig;
 use roxie::shared::PostError;
+use roxie::text::Plain;
 use roxie::verbs::WcStatus;
 
 use crate::floor::{Floor, Threads};
@@ -199,7 +200,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 /// Prints the JSON object, and fails if any data was wrong.
 fn conclude(report: &Report, console: &Console) -> Result<(), Failure> {
     if console.json {
-        console.keep(writeln!(io::stdout(), "{}", formats::versioned(formats::DEMO, report)));
+        console.print(formats::versioned(formats::DEMO, report));
     }
     let (bytes, corrupt) = report.compared();
     if corrupt > 0 {
@@ -239,11 +240,18 @@ struct Console {
 impl Console {
     /// Prints a line: to standard output, or to standard error if that is for JSON.
     fn say(&self, line: impl std::fmt::Display) {
-        if self.json {
-            let _ = writeln!(io::stderr(), "{line}");
-        } else {
-            self.keep(writeln!(io::stdout(), "{line}"));
+        for line in line.to_string().split('\n') {
+            if self.json {
+                let _ = writeln!(io::stderr(), "{}", Plain(line));
+            } else {
+                self.print(line);
+            }
         }
+    }
+
+    /// Prints a line to standard output.
+    fn print(&self, line: impl std::fmt::Display) {
+        self.keep(writeln!(io::stdout(), "{}", Plain(line)));
     }
 
     /// Keeps an error of standard output. A closed pipe is no error.

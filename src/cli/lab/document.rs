@@ -43,7 +43,7 @@ impl Report {
     /// If serialization fails, which no report causes.
     pub(crate) fn json(&self) -> Result<String, Failure> {
         let report = formats::versioned(formats::LAB, self);
-        serde_json::to_string(&report).map_err(|e| Failure::Run(format!("the data: {e}")))
+        formats::text(&report).map_err(|e| Failure::Run(format!("the data: {e}")))
     }
 }
 

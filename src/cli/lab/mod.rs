@@ -108,11 +108,11 @@ fn show(arguments: &Arguments, lab: &Lab) -> Result<(), Failure> {
     let report = lab.report(&words())?;
     let json = report.json()?;
     match &arguments.html {
-        Some(file) if file.as_os_str() == "-" => output::line(page::draw(&report, &json, false).trim_end()),
+        Some(file) if file.as_os_str() == "-" => output::exact(&page::draw(&report, &json, false)),
         Some(file) => fs::write(file, page::draw(&report, &json, false))
             .map_err(|e| Failure::Run(format!("cannot write {}: {e}", file.display()))),
         None if arguments.json => output::line(json),
-        None => output::line(text::draw(&report).trim_end()),
+        None => output::lines(text::draw(&report).trim_end()),
     }
 }
 

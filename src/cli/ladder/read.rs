@@ -5,6 +5,7 @@ use std::io::Read;
 
 use roxie::capture::{CaptureError, Direction, Reader, Record};
 use roxie::frame::Frame;
+use roxie::text::acts;
 use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 
 use super::{Facts, Seen, Sight};
@@ -125,7 +126,7 @@ fn cut(whole: &Envelope, frame: &Frame<'_>, segments: &Segments) -> Vec<Packet> 
     packets.collect()
 }
 
-/// Replaces control characters and truncates a comment, which may contain any text.
+/// Replaces characters that act on a terminal and truncates a comment, which may contain any text.
 fn one_line(comment: &str) -> String {
     let mut line = String::new();
     for c in comment.chars() {
@@ -133,7 +134,7 @@ fn one_line(comment: &str) -> String {
             line.push_str("...");
             break;
         }
-        line.push(if c.is_control() { ' ' } else { c });
+        line.push(if acts(c) { ' ' } else { c });
     }
     line
 }

@@ -68,9 +68,6 @@ fn print(entry: &Entry, json: bool) -> Result<(), Failure> {
         }
         return formats::print(formats::NFS, row);
     }
-    // A name of a server's must not command the terminal.
-    let name: String =
-        name.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect();
     match &entry.attributes {
         Some(of) => {
             output::line(format_args!("{} {:>5} {:>5} {:>12} {name}", mode(of), of.user, of.group, of.size))

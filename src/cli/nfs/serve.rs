@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signalfd::SignalFd;
 use roxie::host::{ConnectionManager, DialError};
+use roxie::text::Foreign;
 use roxie_nfs::MOUNT_PORT;
 use roxie_nfs::server::{Report, Server, ServerEvent, StartError};
 use serde_json::json;
@@ -147,12 +148,11 @@ fn as_json(event: &ServerEvent) -> Option<serde_json::Value> {
 
 fn as_text(event: &ServerEvent) -> Option<String> {
     Some(match event {
-        // A path of a client's must not command the terminal.
         ServerEvent::Mounted { peer, path, refusal: None } => {
-            format!("{peer}: mounts {}", path.escape_debug())
+            format!("{peer}: mounts {}", Foreign::from(path.as_str()))
         }
         ServerEvent::Mounted { peer, path, refusal: Some(why) } => {
-            format!("{peer}: may not mount {}: {why}", path.escape_debug())
+            format!("{peer}: may not mount {}: {why}", Foreign::from(path.as_str()))
         }
         ServerEvent::Connected { peer } => format!("{peer}: connected"),
         ServerEvent::Refused { peer, procedure } => {

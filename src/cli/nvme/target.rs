@@ -9,6 +9,7 @@ use clap::Args;
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use roxie::host::{ConnectionManager, DialError};
+use roxie::text::Foreign;
 use roxie_nvmeof::subsystem::{Limits, Subsystem};
 use roxie_nvmeof::target::{Report, Target, TargetEvent};
 use serde_json::json;
@@ -170,7 +171,8 @@ fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
                 );
             }
             (TargetEvent::Connected { peer, host, controller, queue }, false) => output::note(format_args!(
-                "{peer}: queue {queue} of controller {controller} connected, host {host}"
+                "{peer}: queue {queue} of controller {controller} connected, host {}",
+                Foreign::from(host)
             )),
             (TargetEvent::Ended { peer, why }, false) => output::note(format_args!("{peer}: {why}")),
             (TargetEvent::DeviceFailed, _) => {}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use roxie::host::Endpoint;
+use roxie::text::Foreign;
 use roxie::verbs::{Gid, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -32,7 +33,7 @@ pub(super) enum Message {
         selective_repeat: bool,
     },
     /// Either: gives up, with the reason.
-    Failed(String),
+    Failed(Foreign),
     /// Either: the addresses to connect to.
     End(End),
     /// Either: ready for the next step.

@@ -120,7 +120,7 @@ impl<'a> Printer<'a> {
         }
         self.numbers(size, outcome, report)?;
         match &outcome.series {
-            Some(series) => output::line(series.text().trim_end()),
+            Some(series) => output::lines(series.text().trim_end()),
             None => Ok(()),
         }
     }

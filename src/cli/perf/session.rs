@@ -212,7 +212,7 @@ fn expect_ready(control: &Control) -> Result<(), Failure> {
 fn tell(control: &mut Control, done: &Result<(), Failure>) {
     if let Err(failure) = done {
         // The peer may have closed the connection already.
-        let _ = control.send(&Message::Failed(failure.to_string()));
+        let _ = control.send(&Message::Failed(failure.to_string().into()));
     }
 }
 

@@ -16,6 +16,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, daemon, fork};
 
 use crate::failure::Failure;
+use crate::output;
 
 /// Signals that are forwarded to the program.
 const FORWARDED: [Signal; 7] = [
@@ -119,7 +120,7 @@ fn close_inherited() {
 
 /// Reports that the program cannot be started, and returns the shell's exit code for that.
 fn not_started(program: &OsStr, error: &io::Error) -> u8 {
-    eprintln!("roxie run: cannot start {}: {error}", program.to_string_lossy());
+    output::complain("run", format_args!("cannot start {}: {error}", program.to_string_lossy()));
     if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }
 

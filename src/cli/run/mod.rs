@@ -199,7 +199,7 @@ pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
             output::note(WITHOUT_VIEW);
         }
         for (name, value) in prepared.environment(&arguments.options) {
-            output::line(format_args!("export {name}={}", quoted(&value.to_string_lossy())))?;
+            output::exact(&format!("export {name}={}\n", quoted(&value.to_string_lossy())))?;
         }
         Ok(())
     });

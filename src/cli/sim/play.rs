@@ -1,11 +1,12 @@
 //! `roxie sim run`: runs one scenario.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, IsTerminal, Write, stderr};
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use roxie::text::file_in;
 use roxie::time::Nanos;
 use roxie_sim::scenario::{Results, Scenario, Simulation, Time};
 
@@ -50,7 +51,7 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut scenario = Scenario::open(&arguments.file)?;
     scenario.seed = arguments.seed.unwrap_or(scenario.seed);
-    let mut progress = Progress::new(stderr().is_terminal());
+    let mut progress = Progress::new();
     let out = arguments.out.as_deref().map(|folder| Out { folder, parquet: arguments.parquet });
     let simulation = Simulation::new(&scenario).map_err(|error| error.within(&arguments.file))?;
     let results = play(simulation, &scenario, out, |simulation| progress.tell(simulation))?;
@@ -78,7 +79,7 @@ pub(super) fn play(
     if let Some(Out { folder, .. }) = out {
         fs::create_dir_all(folder).map_err(|error| unwritten(folder, &error))?;
         for link in &scenario.output.capture {
-            let path = folder.join(format!("{link}.pcapng"));
+            let path = file_in(folder, link, "pcapng").map_err(|error| Failure::Usage(error.to_string()))?;
             let file = File::create(&path).map_err(|error| unwritten(&path, &error))?;
             simulation.capture(link, Box::new(BufWriter::new(file)))?;
         }
@@ -125,36 +126,32 @@ fn write(Out { folder, parquet }: Out<'_>, results: &Results) -> Result<(), Fail
 
 /// A progress line on a terminal.
 struct Progress {
-    shows: bool,
     began: Instant,
     told: Instant,
 }
 
 impl Progress {
-    fn new(shows: bool) -> Progress {
-        Progress { shows, began: Instant::now(), told: Instant::now() }
+    fn new() -> Progress {
+        Progress { began: Instant::now(), told: Instant::now() }
     }
 
     fn tell(&mut self, simulation: &Simulation) {
-        if !self.shows || self.told.elapsed() < TELL {
+        if self.told.elapsed() < TELL {
             return;
         }
         self.told = Instant::now();
         let ended = simulation.flows().len() - simulation.open();
-        let _ = write!(
-            stderr(),
-            "\r\x1b[K{}: {ended} of {} flows have ended, {} queue pairs, {:.1} million events",
+        output::progress(format_args!(
+            "{}: {ended} of {} flows have ended, {} queue pairs, {:.1} million events",
             Time(Nanos(simulation.now().0 / 1000 * 1000)),
             simulation.flows().len(),
             simulation.queue_pairs(),
             simulation.fabric().events() as f64 / 1e6
-        );
+        ));
     }
 
     fn end(&self, events: u64) {
-        if self.shows {
-            let _ = write!(stderr(), "\r\x1b[K");
-        }
+        output::progress("");
         let took = self.began.elapsed().as_secs_f64();
         let millions = events as f64 / 1e6;
         output::note(format_args!(

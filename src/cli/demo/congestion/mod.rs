@@ -10,7 +10,6 @@ mod scenario;
 mod simulated;
 mod trace;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -130,7 +129,7 @@ fn conclude(arguments: &Arguments, report: &Report, console: &Console) -> Result
         console.say(format_args!("Drawn to {}.", path.display()));
     }
     if arguments.json {
-        console.keep(writeln!(io::stdout(), "{}", formats::versioned(formats::DEMO, report.summary())));
+        console.print(formats::versioned(formats::DEMO, report.summary()));
     }
     console.failed.take().map_or(Ok(()), |e| Err(Failure::Output(e)))
 }
