@@ -7,6 +7,7 @@
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Write as _};
 
+use roxie_base::text::Plain;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -19,7 +20,7 @@ struct Lines<P>(P);
 pub fn install() {
     let _ = tracing::subscriber::set_global_default(Lines(|line: &str| {
         // A closed standard error is no reason to fail.
-        let _ = writeln!(io::stderr(), "{line}");
+        let _ = writeln!(io::stderr(), "{}", Plain(line));
     }));
 }
 

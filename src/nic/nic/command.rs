@@ -17,6 +17,7 @@ use crate::verbs::{
     MwType, OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex,
     SrqKind, Srqn, XrcdId,
 };
+use roxie_base::text::Plain;
 use roxie_base::time::Nanos;
 use roxie_wire::addressee::listens_for;
 
@@ -423,7 +424,7 @@ pub enum ControlError {
     #[error("{0}")]
     WrongKind(&'static str),
     /// The NIC is another process, and refused the command.
-    #[error("{why}")]
+    #[error("{}", Plain(.why))]
     Refused {
         /// The errno of the refusal.
         errno: i32,

@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use roxie_base::protocol::Protocol;
+use roxie_base::text::Plain;
 use roxie_nic::shared::Region;
 
 /// Number of lines kept: the newest.
@@ -125,8 +126,8 @@ fn read(event: &[AtomicU64], number: u64) -> Option<LoggedEvent> {
     let bytes: Vec<u8> = event[HEAD..].iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
     let length = (state as u32 as usize).min(bytes.len());
     let text = String::from_utf8_lossy(&bytes[..length]);
-    // A program may have written anything here: control characters must not reach a terminal.
-    let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    // A program may have written anything here.
+    let text = Plain(text).to_string();
     Some(LoggedEvent { text, said: state & SAID != 0 })
 }
 
@@ -183,7 +184,7 @@ mod tests {
     fn corrupt_lines_are_bounded_and_lose_control_characters() {
         let (log, _path) = EventLog::create().unwrap();
         log.note("\u{1b}[2Jgone", false);
-        assert_eq!(texts(&log, 1), [" [2Jgone"]);
+        assert_eq!(texts(&log, 1), ["\u{fffd}[2Jgone"]);
         let words = log.region.words();
         words[COUNT + 1].store(u64::MAX, Relaxed);
         words[COUNT + HEAD].store(u64::MAX, Relaxed);

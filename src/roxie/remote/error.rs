@@ -3,6 +3,7 @@
 use std::io;
 
 use roxie_base::descriptors::Peer;
+use roxie_base::text::Plain;
 
 /// The reason why an existing NIC does not serve this process.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +44,7 @@ pub enum AttachError {
         source: io::Error,
     },
     /// The NIC refuses this process.
-    #[error("the NIC of {interface} (`roxie nic`) does not serve this process: {why}")]
+    #[error("the NIC of {interface} (`roxie nic`) does not serve this process: {}", Plain(.why))]
     Refused {
         /// The interface.
         interface: String,

@@ -194,6 +194,39 @@ fn unsafe_code_is_where_it_belongs() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// Where a program writes to its standard output or standard error. Text of others does not act on a terminal there: elsewhere it could.
+const WRITES: &[&str] = &[
+    "src/cli/output.rs",              // all text of commands, made plain
+    "src/cli/capture/",               // bytes of a capture
+    "src/cli/decode/",                // packets: own words, and comments that are escaped
+    "src/cli/demo/mod.rs",            // lines, made plain, of which errors are kept
+    "src/cli/manual.rs",              // completions
+    "src/cli/nfs/transfer.rs",        // bytes of a file
+    "src/cli/nvme/transfer.rs",       // bytes of a namespace
+    "src/cli/top/mod.rs",             // asks whether there is a terminal
+    "src/roxie/stderr_log.rs",        // lines of the library, made plain
+    "uverbs-shim/src/base/report.rs", // likewise
+];
+
+#[test]
+fn text_is_printed_in_few_places() {
+    const WAYS: [&str; 4] = ["stdout()", "stderr()", "print!(", "println!("];
+    let mut wrong = Vec::new();
+    for (path, text) in files() {
+        let prints = path.starts_with("src/") || path.starts_with("uverbs-shim/src/");
+        if !prints || path.ends_with("build.rs") || WRITES.iter().any(|allowed| path.starts_with(allowed)) {
+            continue;
+        }
+        let body = text.split("#[cfg(test)]\nmod tests").next().unwrap_or("");
+        for (number, line) in body.lines().enumerate().filter(|_| !path.contains("/tests")) {
+            if WAYS.iter().any(|way| code(line).contains(way)) && !line.contains("\"SKIP ") {
+                wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "output::line and output::note make text plain:\n{}", wrong.join("\n"));
+}
+
 /// `.ci/test` counts lines that begin with `SKIP`, and names the tests. A test that announces a skip in other words counts as passed.
 #[test]
 fn skipped_tests_say_so_in_one_way() {

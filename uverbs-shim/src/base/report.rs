@@ -12,6 +12,7 @@ use roxie::host::{DeviceError, EventLog, OpenError};
 use roxie::port::udp::UdpError;
 use roxie::port::xdp::XdpError;
 use roxie::shared::PostError;
+use roxie::text::Plain;
 
 use crate::base::cancellation::Uncancelled;
 use crate::base::object::Errno;
@@ -29,7 +30,7 @@ static EVENTS: LazyLock<Option<EventLog>> = LazyLock::new(|| {
     if let Err(error) = &opened
         && error.kind() == ErrorKind::InvalidData
     {
-        eprintln!("roxie: ROXIE_EVENTS: {error}");
+        eprintln!("roxie: ROXIE_EVENTS: {}", Plain(error));
     }
     opened.ok()
 });
@@ -55,7 +56,7 @@ fn note(call: &str, why: impl Display, aloud: bool) {
         log.note(&line, aloud);
     }
     if aloud && is_new(&line) {
-        eprintln!("roxie: {line}");
+        eprintln!("roxie: {}", Plain(line));
     }
 }
 
