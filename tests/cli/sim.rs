@@ -75,6 +75,42 @@ fn invalid_scenario_is_reported_with_its_line() {
 }
 
 #[test]
+fn names_of_nodes_lead_to_no_file_outside() {
+    let folder = folder();
+    let at = folder.path().display();
+    let custom = |name: &str, captured: &str| {
+        let toml = |text: &str| toml::Value::from(text).to_string();
+        let (name, captured) = (toml(name), toml(captured));
+        format!(
+            "time = \"1 ms\"\n[network]\nshape = \"custom\"\n[network.nodes]\nhosts = [{name}, \"b\"]\nswitches = [\"s\"]\nlinks = [{{ends = \
+             [{name}, \"s\"]}}, {{ends = [\"b\", \"s\"]}}]\n[[traffic]]\npattern = \"incast\"\nfrom = [0]\nto = [1]\nbytes = \"5 KB\"\n\
+             [output]\ncapture = [{captured}]\n"
+        )
+    };
+    let file = folder.path().join("custom.toml");
+    let outside = format!("{at}/outside");
+    for name in [&*outside, "../outside", "..", ".hidden", "a\0b", "a\u{1b}b", ""] {
+        fs::write(&file, custom(name, &format!("{name}-s"))).expect("a file");
+        let refused = run(&format!("sim run {at}/custom.toml --out {at}/out"));
+        refused.failed(
+            2,
+            &["custom.toml: line 4: [network]", "cannot be the name of a file", "neither slashes"],
+        );
+    }
+    // A link that does not exist leaves no file either.
+    fs::write(&file, custom("a", &format!("{at}/outside-s"))).expect("a file");
+    run(&format!("sim run {at}/custom.toml --out {at}/out")).failed(2, &["there is no link"]);
+    let left: Vec<_> = fs::read_dir(folder.path())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    assert_eq!(left.len(), 2, "the two scenarios: {left:?}");
+    fs::write(&file, custom("a", "a-s")).expect("a file");
+    run(&format!("sim run {at}/custom.toml --out {at}/out")).succeeded();
+    assert!(folder.path().join("out/a-s.pcapng").exists());
+}
+
+#[test]
 fn sweep_runs_all_combinations_and_resumes() {
     let folder = folder();
     let at = folder.path().display();

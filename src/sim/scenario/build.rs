@@ -6,6 +6,7 @@ use crate::fabric::{
     EcnConfig, FabricConfig, LinkConfig, LinkRate, MacPause, PRIORITIES, PfcConfig, PortConfig, PriorityMap,
     Schedule, Shape, StationConfig, SwitchConfig, Threshold, WatchdogConfig,
 };
+use roxie_base::text::check_file_name;
 use roxie_nic::verbs::Mtu;
 
 /// The table and key of custom nodes and links.
@@ -234,6 +235,10 @@ fn custom(nodes: &NodesTable, edge: LinkConfig, trunk: LinkConfig) -> Result<Sha
         let what = format!("two nodes are called `{}`: give each a name of its own", twice[0]);
         return Err(wrong(NODES, what));
     }
+    // Captures of links are files with the names of both ends.
+    let named = nodes.hosts.iter().chain(&nodes.switches);
+    let checked = named.map(|name| check_file_name(name));
+    checked.collect::<Result<(), _>>().map_err(|error| wrong(NODES, error.to_string()))?;
     for name in &nodes.hosts {
         shape.station(name);
     }
