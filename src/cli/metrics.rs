@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use roxie::host::inspect::{PassDurations, Snapshot};
+use roxie::text::Foreign;
 use tiny_http::{Header, Method, Response, Server};
 
 use crate::failure::{EXIT_CODES, Failure};
@@ -116,16 +117,16 @@ impl Families {
         let labels = labels(snapshot);
         for (name, value) in &snapshot.counters {
             let help = format!("Counter {name} of the device (`roxie show counters`).");
-            let name = format!("roxie_{}_total", sanitized(name));
+            let name = format!("roxie_{}_total", sanitized(name.as_received()));
             self.push(&name, "counter", &help, ("", labels.clone(), value.to_string()));
         }
         let mut gauge = |name: &str, help: &str, more: &str, value: u64| {
             self.push(name, "gauge", help, ("", format!("{labels}{more}"), value.to_string()));
         };
-        for (state, count) in counted(snapshot.qps.iter().map(|qp| qp.state.as_str())) {
+        for (state, count) in counted(snapshot.qps.iter().map(|qp| &qp.state)) {
             gauge("roxie_qps", "Queue pairs, by state.", &format!(",state=\"{}\"", escaped(state)), count);
         }
-        for (state, count) in counted(snapshot.cm_ids.iter().map(|id| id.state.as_str())) {
+        for (state, count) in counted(snapshot.cm_ids.iter().map(|id| &id.state)) {
             let state = format!(",state=\"{}\"", escaped(state));
             gauge("roxie_cm_ids", "Identifiers of rdma_cm, by state.", &state, count);
         }
@@ -142,8 +143,8 @@ impl Families {
         /// Buckets shown: 128 ns to 134 ms.
         const SHOWN: std::ops::RangeInclusive<usize> = 7..=27;
         let mut below = 0;
-        for (bucket, count) in passes.buckets.iter().enumerate() {
-            below += count;
+        for (bucket, count) in passes.buckets.iter().enumerate().take(u64::BITS as usize) {
+            below = u64::saturating_add(below, *count);
             if SHOWN.contains(&bucket) {
                 let end = (1u64 << bucket) as f64 / 1e9;
                 self.push(
@@ -179,20 +180,20 @@ fn labels(snapshot: &Snapshot) -> String {
         "device=\"{}\",port=\"1\",interface=\"{}\",transport=\"{}\",pid=\"{pid}\",uid=\"{uid}\",process=\"{}\"",
         escaped(device),
         escaped(interface),
-        escaped(snapshot.transport()),
+        escaped(&snapshot.transport()),
         escaped(name)
     )
 }
 
-fn counted<'a>(all: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, u64> {
+fn counted<'a>(all: impl Iterator<Item = &'a Foreign>) -> BTreeMap<&'a Foreign, u64> {
     let mut counts = BTreeMap::new();
     all.for_each(|one| *counts.entry(one).or_default() += 1);
     counts
 }
 
 /// Escapes a label's value: a process name can contain any character.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+fn escaped(value: &Foreign) -> String {
+    value.to_string().replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 /// Restricts a name to letters, digits and underscores.
@@ -210,11 +211,11 @@ mod tests {
     fn samples_are_grouped_and_names_escaped() {
         let one = |pid, name: &str| Snapshot {
             pid,
-            name: name.to_owned(),
+            name: name.into(),
             device: "roxie0".into(),
             interface: "eth0".into(),
             port: "udp".into(),
-            counters: [("sent_pkts".to_owned(), 7 + u64::from(pid))].into(),
+            counters: [("sent_pkts".into(), 7 + u64::from(pid))].into(),
             qps: vec![QpEntry { state: "RTS".into(), ..QpEntry::default() }; 2],
             mrs: vec![MrEntry { kind: "region".into(), length: 4096, ..MrEntry::default() }],
             passes: PassDurations { buckets: vec![0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], total_ns: 1500 },
@@ -224,7 +225,7 @@ mod tests {
         let of = |name: &str| text.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
         assert_eq!(of("roxie_sent_pkts_total").len(), 2);
         assert!(text.contains("# TYPE roxie_sent_pkts_total counter\nroxie_sent_pkts_total{device=\"roxie0\",port=\"1\",interface=\"eth0\",transport=\"udp\",pid=\"1\",uid=\"0\",process=\"a\"} 8\n"), "{text}");
-        assert!(text.contains("process=\"b\\\"\\\\\\nc\",state=\"RTS\"} 2\n"), "{text}");
+        assert!(text.contains("process=\"b\\\"\\\\\u{fffd}c\",state=\"RTS\"} 2\n"), "{text}");
         assert!(of("roxie_mr_bytes")[0].ends_with(" 4096"));
         assert_eq!(text.matches("# TYPE").count(), text.matches("# HELP").count());
         let buckets = of("roxie_pass_seconds_bucket");

@@ -18,8 +18,8 @@ use roxie::host::inspect::{ClientEntry, PassDurations, Snapshot};
 use roxie::remote::link::{LONGEST_REQUEST, Link};
 use roxie::remote::message::{Refusal, Reply, Request, Response, Welcome};
 use roxie_base::roster::{Denied, PortRequest, Roster};
-use roxie_base::threads::lock;
 use roxie_base::time::monotonic;
+use roxie_base::{text::Foreign, threads::lock};
 use roxie_nic::congestion::{Rate, SharedRate};
 use roxie_nic::nic::{
     Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, PlantedBug, QpStatus,
@@ -33,7 +33,7 @@ use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType
 pub(super) struct Client {
     /// Its process number, in the NIC's PID namespace; 0 if it has none there.
     pub(super) pid: u32,
-    pub(super) name: String,
+    pub(super) name: Foreign,
     pub(super) uid: u32,
     pub(super) slot: u8,
     pub(super) memory: Arc<RemoteMemory>,
@@ -85,7 +85,7 @@ impl Session {
 #[derive(Debug)]
 pub(super) struct NewClient {
     pub(super) pid: u32,
-    pub(super) name: String,
+    pub(super) name: Foreign,
     pub(super) uid: u32,
     pub(super) slot: u8,
     pub(super) memory: RemoteMemory,
@@ -130,8 +130,8 @@ impl Client {
 
     /// Returns its entry in the NIC's snapshot.
     pub(super) fn entry(&self) -> ClientEntry {
-        let entry = |resource: Resource| (resource.key().to_owned(), self.account.entry(resource));
-        let account = Resource::ALL.into_iter().map(entry).collect();
+        let account =
+            Resource::ALL.map(|resource| (resource.key().into(), self.account.entry(resource))).into();
         ClientEntry { pid: self.pid, uid: self.uid, name: self.name.clone(), slot: self.slot, account }
     }
 

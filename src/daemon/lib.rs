@@ -67,6 +67,7 @@ use roxie::remote::message::{Hello, Welcome};
 use roxie::remote::{AttachError, name_of, nic_of};
 use roxie_base::descriptors::{listen, receive_until, set_takes_descriptors};
 use roxie_base::roster::Identity;
+use roxie_base::text::Foreign;
 use roxie_base::threads::{lock, spawn_unsignalled};
 use roxie_nic::cm::Manager;
 use roxie_nic::shared::remote_memory::RemoteMemory;
@@ -122,8 +123,8 @@ pub enum DaemonError {
 pub struct Served {
     /// Its process number, in the NIC's PID namespace.
     pub pid: u32,
-    /// The name of its process.
-    pub name: String,
+    /// The name of its process, as the process itself says.
+    pub name: Foreign,
     /// Its user.
     pub uid: u32,
     /// Its slot.
@@ -391,7 +392,7 @@ impl Inner {
         let events = Link::new(events);
         // Clients only receive there. Descriptors that they sent would be closed by the thread of events.
         events.shut_input().map_err(|error| said(&error))?;
-        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let name = Foreign::from(name);
         let member = Identity { pid, uid, name: name.clone() };
         let notifier = self.registry.new_notifier().map_err(|error| said(&error))?;
         let room = self.registry.room_of(uid);

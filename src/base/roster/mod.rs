@@ -17,6 +17,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::Protocol;
+use crate::text::Foreign;
 
 /// Protocol of the members of a socket group: the roster, the order of their descriptors, and the form of the datagrams that they hand
 /// over. A member writes back the whole roster, so all have the same version.
@@ -83,7 +84,7 @@ pub struct Identity {
     /// Its user.
     pub uid: u32,
     /// The name of the process, as `/proc/PID/comm` has it.
-    pub name: String,
+    pub name: Foreign,
 }
 
 /// How many places and units of ended processes a user may have.

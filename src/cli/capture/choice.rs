@@ -122,7 +122,7 @@ impl Wanted<'_> {
 
     fn is_meant(&self, device: &Snapshot) -> bool {
         let has_name =
-            |name: &str| [&device.device, &device.interface, &name_of(device)].iter().any(|n| *n == name);
+            |name: &str| device.device == name || device.interface == name || name_of(device) == name;
         self.pid.is_none_or(|pid| pid == device.pid) && self.name.is_none_or(has_name)
     }
 

@@ -3,6 +3,7 @@
 //! Wireshark starts each program of its extcap folders, with one of a few questions, or to capture into a pipe
 //! (<https://www.wireshark.org/docs/wsdg_html_chunked/ChCaptureExtcap.html>).
 
+use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -108,7 +109,7 @@ fn interfaces() -> Result<(), Failure> {
 
 fn sentence(device: &Snapshot) -> String {
     // Braces end a value.
-    let plain = |text: &str| text.replace(['{', '}'], "_");
+    let plain = |text: &dyn fmt::Display| text.to_string().replace(['{', '}'], "_");
     let Snapshot { name, pid, interface, .. } = device;
     let whose = if device.clients.is_empty() { "" } else { ", all programs of this NIC" };
     format!(

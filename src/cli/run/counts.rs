@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use roxie::host::inspect::Snapshot;
+use roxie::text::Foreign;
 use roxie::transport::Counters;
 
 use super::tree::{Entries, Entry};
@@ -14,7 +15,7 @@ use super::tree::{Entries, Entry};
 pub(super) const LIFESPAN_MS: u64 = 250;
 
 /// Counters by name.
-type Values = BTreeMap<String, u64>;
+type Values = BTreeMap<Foreign, u64>;
 
 /// The ports' counters of frames dropped before they were sent.
 const SEND_ERRORS: [&str; 5] = ["tx_refused", "tx_too_long", "tx_unreachable", "tx_failed", "tx_invalid"];
@@ -64,7 +65,8 @@ impl Counts {
                 // A smaller value means that the counter was reset, as a port's counters are when the device claims its
                 // interface.
                 let more = value.checked_sub(before).unwrap_or(*value);
-                *self.sums.entry(name.clone()).or_default() += more;
+                let sum = self.sums.entry(name.clone()).or_default();
+                *sum = sum.saturating_add(more);
             }
         }
     }
@@ -115,7 +117,7 @@ mod tests {
     fn read(devices: &[(&str, Option<u64>)]) -> BTreeMap<String, Option<Snapshot>> {
         let snapshot = |bytes: u64| Snapshot {
             interface: "eth9".into(),
-            counters: [("sent_bytes".to_owned(), bytes), ("out_of_sequence".to_owned(), 1)].into(),
+            counters: [("sent_bytes".into(), bytes), ("out_of_sequence".into(), 1)].into(),
             ..Snapshot::default()
         };
         devices.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.map(snapshot))).collect()

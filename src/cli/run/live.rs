@@ -96,7 +96,7 @@ impl ViewUpdater {
     /// Writes the counters. Returns the number of devices.
     fn count(&mut self) -> usize {
         let Ok(read) = self.reader.read() else { return 0 };
-        let is_ours = |device: &Snapshot| self.names.contains(&device.interface);
+        let is_ours = |device: &Snapshot| self.names.iter().any(|name| device.interface == name.as_str());
         self.counts.add(&read, is_ours);
         let _ = self.counters.update(&self.counts.entries(PORT));
         read.len()

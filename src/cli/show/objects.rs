@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use clap::Args;
 use roxie::host::inspect::{CmIdEntry, MrEntry, QpEntry, Snapshot, snapshots};
+use roxie::text::Foreign;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -91,7 +92,7 @@ pub(super) fn table<const N: usize>(
     let mut widths = names.map(str::len);
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.len());
+            *width = (*width).max(cell.chars().count());
         }
     }
     let line = |cells: [&str; N]| {
@@ -108,8 +109,8 @@ pub(crate) fn qp_cells(qp: &QpEntry) -> [String; 8] {
     let peer = qp.dest_qpn.zip(qp.remote.as_ref());
     [
         format!("{:#08x}", qp.qpn),
-        if qp.selective_repeat { format!("{} selective", qp.service) } else { qp.service.clone() },
-        qp.state.clone(),
+        if qp.selective_repeat { format!("{} selective", qp.service) } else { qp.service.to_string() },
+        qp.state.to_string(),
         or_dash(peer.map(|(number, at)| format!("{number:#08x} at {at}"))),
         or_dash(qp.path_mtu),
         qp.sq_psn.to_string(),
@@ -125,7 +126,7 @@ pub(super) fn qps(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
     }
     let row = |(owner, qp): (&Snapshot, &QpEntry)| {
         let [qpn, service, state, peer, mtu, sq_psn, rq_psn, rate] = qp_cells(qp);
-        let (pid, uid, name) = (owner.pid.to_string(), owner.uid.to_string(), owner.name.clone());
+        let (pid, uid, name) = (owner.pid.to_string(), owner.uid.to_string(), owner.name.to_string());
         [pid, uid, name, qpn, service, state, peer, mtu, sq_psn, rq_psn, rate]
     };
     let rows: Vec<_> = each(&seen, |s| &s.qps).map(row).collect();
@@ -142,13 +143,13 @@ pub(super) fn mrs(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
         [
             owner.pid.to_string(),
             owner.uid.to_string(),
-            owner.name.clone(),
-            mr.kind.clone(),
+            owner.name.to_string(),
+            mr.kind.to_string(),
             if mr.key == 0 { "-".to_owned() } else { format!("{:#010x}", mr.key) },
             mr.pd.to_string(),
             format!("{:#014x}", mr.start),
             mr.length.to_string(),
-            mr.access.join(" ").to_lowercase(),
+            mr.access.iter().map(Foreign::to_string).collect::<Vec<_>>().join(" ").to_lowercase(),
         ]
     };
     let rows: Vec<_> = each(&seen, |s| &s.mrs).map(row).collect();
@@ -165,10 +166,10 @@ pub(super) fn cm_ids(filter: &ProcessFilter, json: bool) -> Result<(), Failure> 
         [
             owner.pid.to_string(),
             owner.uid.to_string(),
-            owner.name.clone(),
+            owner.name.to_string(),
             id.id.to_string(),
-            id.ps.clone(),
-            id.state.clone(),
+            id.ps.to_string(),
+            id.state.to_string(),
             or_dash(id.qpn.map(|qpn| format!("{qpn:#08x}"))),
             or_dash(id.src),
             or_dash(id.dst),
@@ -195,7 +196,13 @@ pub(super) fn counters(filter: &ProcessFilter, all: bool, json: bool) -> Result<
         .flat_map(|s| {
             let told = s.counters.iter().filter(|(_, value)| all || **value > 0);
             told.map(|(name, value)| {
-                [s.pid.to_string(), s.uid.to_string(), s.name.clone(), name.clone(), value.to_string()]
+                [
+                    s.pid.to_string(),
+                    s.uid.to_string(),
+                    s.name.to_string(),
+                    name.to_string(),
+                    value.to_string(),
+                ]
             })
         })
         .collect();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use roxie::host::inspect::{AccountEntry, Snapshot};
 use roxie::port::group::{self, GroupId};
 use roxie::roster::{Identity, Roster};
+use roxie::text::Foreign;
 use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
 
@@ -20,7 +21,8 @@ impl Groups {
     /// Returns the roster of a process's group, and its slots.
     fn place_of<'a>(&'a self, known: &'a Known) -> Option<(&'a Roster, &'a [u8])> {
         let (interface, slots) = known.member.as_ref()?;
-        let (_, roster) = self.0.iter().find(|(id, _)| id.interface == *interface)?;
+        let interface = interface.as_ref().map(Foreign::as_received);
+        let (_, roster) = self.0.iter().find(|(id, _)| id.interface.as_deref() == interface)?;
         Some((roster, slots))
     }
 }
@@ -30,13 +32,13 @@ impl Groups {
 struct Known {
     pid: u32,
     uid: Option<u32>,
-    name: String,
+    name: Foreign,
     /// The interface of its group, if the group has packet sockets, and its slots in it: the first is the process's own, the others are
     /// those of its further workers.
-    member: Option<(Option<String>, Vec<u8>)>,
+    member: Option<(Option<Foreign>, Vec<u8>)>,
     seen: Option<Snapshot>,
     /// Resources at the NIC that serves it, by name.
-    account: BTreeMap<String, AccountEntry>,
+    account: BTreeMap<Foreign, AccountEntry>,
 }
 
 pub(super) fn show(as_json: bool) -> Result<(), Failure> {
@@ -49,10 +51,10 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     let mut all = with_accounts(seen);
     for (id, roster) in &groups.0 {
         for (slot, who) in roster.members() {
-            add_member(&mut all, id.interface.as_ref(), slot, who);
+            add_member(&mut all, id.interface.as_deref(), slot, who);
         }
     }
-    all.sort_by_key(|known| (known.member.is_none(), known.member.clone(), known.pid));
+    all.sort_by_cached_key(|known| (known.member.is_none(), known.member.clone(), known.pid));
     if as_json {
         let all: Vec<_> = all.iter().map(|known| as_value(&groups, known)).collect();
         return formats::print(formats::SHOW, json!({ "processes": all }));
@@ -62,9 +64,9 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
         [
             known.pid.to_string(),
             known.uid.map_or("?".to_owned(), |uid| uid.to_string()),
-            known.name.clone(),
-            of(&|s| s.interface.clone()),
-            of(&|s| s.transport().to_owned()),
+            known.name.to_string(),
+            of(&|s| s.interface.to_string()),
+            of(&|s| s.transport().to_string()),
             units(&groups, known).iter().map(|unit| format!("{unit:02x}xxxx")).collect::<Vec<_>>().join(" "),
             of(&|s| s.qps.len().to_string()),
             of(&|s| s.mrs.len().to_string()),
@@ -117,8 +119,9 @@ fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
 
 /// Adds a member of a group: to the process that has other slots of it for its workers, else as a process that does not answer. Such a process
 /// is stopped, or about to end.
-fn add_member(all: &mut Vec<Known>, interface: Option<&String>, slot: u8, who: &Identity) {
-    let of_group = |known: &Known| known.member.as_ref().is_some_and(|(of, _)| of.as_ref() == interface);
+fn add_member(all: &mut Vec<Known>, interface: Option<&str>, slot: u8, who: &Identity) {
+    let interface = interface.map(Foreign::from);
+    let of_group = |known: &Known| known.member.as_ref().is_some_and(|(of, _)| *of == interface);
     let has_slot = |known: &Known| known.member.as_ref().is_some_and(|(_, slots)| slots.contains(&slot));
     if all.iter().any(|known| of_group(known) && has_slot(known)) {
         return;
@@ -130,7 +133,7 @@ fn add_member(all: &mut Vec<Known>, interface: Option<&String>, slot: u8, who: &
         slots.push(slot);
         return;
     }
-    let (uid, name, member) = (Some(who.uid), who.name.clone(), Some((interface.cloned(), vec![slot])));
+    let (uid, name, member) = (Some(who.uid), who.name.clone(), Some((interface, vec![slot])));
     all.push(Known { pid: who.pid, uid, name, member, ..Known::default() });
 }
 
@@ -153,13 +156,13 @@ fn accounts(all: &[Known]) -> Result<(), Failure> {
     table(["pid", "uid", "program", "resource", "has", "of", "its user has", "of"], &rows, "")
 }
 
-fn account_cells(known: &Known, resource: &str, entry: &AccountEntry) -> [String; 8] {
+fn account_cells(known: &Known, resource: &Foreign, entry: &AccountEntry) -> [String; 8] {
     let bound = |limit: u64| if limit == u64::MAX { "-".to_owned() } else { limit.to_string() };
     [
         known.pid.to_string(),
         known.uid.map_or("?".to_owned(), |uid| uid.to_string()),
-        known.name.clone(),
-        resource.to_owned(),
+        known.name.to_string(),
+        resource.to_string(),
         entry.used.to_string(),
         bound(entry.limit),
         entry.user_used.to_string(),
@@ -188,7 +191,9 @@ fn listening(groups: &Groups, known: &Known) -> Vec<String> {
         }
         (None, Some(seen)) => {
             let listens = seen.cm_ids.iter().filter(|id| id.state == "LISTEN");
-            listens.filter_map(|id| Some(format!("{}/{}", id.src?.port(), id.ps.to_lowercase()))).collect()
+            listens
+                .filter_map(|id| Some(format!("{}/{}", id.src?.port(), id.ps.to_string().to_lowercase())))
+                .collect()
         }
         (None, None) => Vec::new(),
     };
@@ -229,7 +234,7 @@ mod tests {
 
     #[test]
     fn process_of_several_workers_has_one_row() {
-        let who = |pid, name: &str| Identity { pid, uid: 0, name: name.to_owned() };
+        let who = |pid, name: &str| Identity { pid, uid: 0, name: name.into() };
         let answers = Known {
             pid: 7,
             uid: Some(0),
@@ -241,10 +246,10 @@ mod tests {
         for (slot, who) in [(2, who(7, "x")), (3, who(7, "x")), (4, who(8, "x")), (5, who(8, "x"))] {
             add_member(&mut all, None, slot, &who);
         }
-        add_member(&mut all, Some(&"eth9".to_owned()), 3, &who(7, "x"));
+        add_member(&mut all, Some("eth9"), 3, &who(7, "x"));
         let rows: Vec<_> =
             all.into_iter().map(|known| (known.pid, known.member.expect("a member"))).collect();
-        let eth9 = (7, (Some("eth9".to_owned()), vec![3]));
+        let eth9 = (7, (Some("eth9".into()), vec![3]));
         assert_eq!(rows, [(7, (None, vec![2, 3])), (8, (None, vec![4, 5])), eth9]);
     }
 
@@ -252,13 +257,13 @@ mod tests {
     fn client_of_another_pid_namespace_has_one_row() {
         let client = |pid, slot: u8| {
             let account = BTreeMap::from([(
-                "qps".to_owned(),
+                "qps".into(),
                 AccountEntry { used: slot.into(), ..AccountEntry::default() },
             )]);
             ClientEntry { pid, uid: 1000, name: "x".into(), slot, account }
         };
         let served = |pid, nic_slot| {
-            let interface = "eth9".to_owned();
+            let interface = "eth9".into();
             Snapshot { pid, uid: 1000, interface, nic_slot, ..Snapshot::default() }
         };
         // The NIC does not see the first two; the third one does not answer.

@@ -147,9 +147,9 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
     };
     [
         row.pid.to_string(),
-        row.name.clone(),
-        row.interface.clone(),
-        row.port.clone(),
+        row.name.to_string(),
+        row.interface.to_string(),
+        row.port.to_string(),
         if row.ready == row.qps { row.qps.to_string() } else { format!("{}/{}", row.ready, row.qps) },
         short(row.tx_bytes),
         short(row.rx_bytes),

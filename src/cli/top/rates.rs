@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use roxie::host::inspect::Snapshot;
+use roxie::text::Foreign;
 use serde::Serialize;
 
 /// A device, and its rates since the previous snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) pid: u32,
-    pub(super) name: String,
-    pub(super) interface: String,
-    pub(super) port: String,
+    pub(super) name: Foreign,
+    pub(super) interface: Foreign,
+    pub(super) port: Foreign,
     /// Number of queue pairs, and of those that can send or receive (RTR, RTS, SQD).
     pub(super) qps: usize,
     pub(super) ready: usize,
@@ -39,7 +40,7 @@ pub(super) struct Row {
 /// Compares each snapshot with the previous one.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    before: HashMap<(u32, String, String), Snapshot>,
+    before: HashMap<(u32, Foreign, Foreign), Snapshot>,
 }
 
 const DROPPED: [&str; 6] = [
@@ -67,16 +68,18 @@ fn row(now: &Snapshot, before: Option<&Snapshot>, since: Duration) -> Row {
     let before = before.filter(|before| before.now_ns < now.now_ns);
     let seconds = before.map_or(since.as_secs_f64(), |before| (now.now_ns - before.now_ns) as f64 / 1e9);
     let rate = |names: &[&str]| {
-        let count = |s: &Snapshot| -> u64 { names.iter().filter_map(|name| s.counters.get(*name)).sum() };
+        let values =
+            |s: &Snapshot| names.iter().filter_map(|name| s.counters.get(*name).copied()).collect::<Vec<_>>();
+        let count = |s: &Snapshot| values(s).into_iter().fold(0, u64::saturating_add);
         let more = count(now).saturating_sub(before.map_or(0, count));
         if seconds > 0.0 { more as f64 / seconds } else { 0.0 }
     };
-    let ready = now.qps.iter().filter(|qp| matches!(qp.state.as_str(), "RTR" | "RTS" | "SQD"));
+    let ready = now.qps.iter().filter(|qp| matches!(qp.state.as_received(), "RTR" | "RTS" | "SQD"));
     Row {
         pid: now.pid,
         name: now.name.clone(),
         interface: now.interface.clone(),
-        port: now.transport().to_owned(),
+        port: now.transport(),
         qps: now.qps.len(),
         ready: ready.count(),
         mrs: now.mrs.len(),
@@ -117,7 +120,7 @@ mod tests {
     use super::*;
 
     fn snapshot(pid: u32, now_ns: u64, counters: &[(&str, u64)]) -> Snapshot {
-        let counters = counters.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let counters = counters.iter().map(|(name, value)| ((*name).into(), *value)).collect();
         Snapshot { pid, now_ns, counters, ..Snapshot::default() }
     }
 

@@ -300,7 +300,11 @@ fn ended_client_leaves_no_objects() {
     let before = nic.qps();
     let (client, ..) = settled(&nic);
     assert_eq!((nic.qps(), nic.daemon.served().len()), (before + 1, 1));
-    assert_eq!(nic.daemon.served()[0].name, "stranger", "without what would spoil a terminal");
+    assert_eq!(
+        nic.daemon.served()[0].name.to_string(),
+        "stranger\u{fffd}",
+        "without what would spoil a terminal"
+    );
     drop(client);
     nic.wait("gone", |nic| nic.daemon.served().is_empty());
     assert_eq!(nic.qps(), before);

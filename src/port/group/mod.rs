@@ -31,7 +31,6 @@ mod units;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -51,6 +50,7 @@ use register::Register;
 use rendezvous::{Found, Rendezvous};
 use roxie_base::descriptors::children;
 use roxie_base::roster::{Denied, Identity, PortRequest, Room, Roster};
+use roxie_base::text::process_name;
 use roxie_base::threads::{lock, spawn_unsignalled};
 use steering::slot_of;
 pub(super) use steering::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
@@ -483,8 +483,7 @@ fn take_place<E>(
         return Err(system("marking the place")(source));
     }
     let pid = std::process::id();
-    let name = fs::read_to_string("/proc/self/comm").unwrap_or_default().trim().to_owned();
-    roster.enter(slot, Identity { pid, uid: geteuid().as_raw(), name });
+    roster.enter(slot, Identity { pid, uid: geteuid().as_raw(), name: process_name("self") });
     Ok((slot, kept))
 }
 

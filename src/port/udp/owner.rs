@@ -5,6 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use roxie_base::text::process_name;
+
 /// Longest wait for a port that may become free by itself, and the pause between attempts.
 const FREED_WITHIN: Duration = Duration::from_secs(2);
 const TRIES_EVERY: Duration = Duration::from_millis(10);
@@ -103,8 +105,7 @@ fn process_with_socket(inode: u64) -> Option<String> {
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         let holds = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == &wanted[..]);
         if descriptors.flatten().any(holds) {
-            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some(format!("process {pid} ({})", name.trim()));
+            return Some(format!("process {pid} ({})", process_name(pid)));
         }
     }
     None

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use roxie_base::text::process_name;
+
 /// `BPF_MAP_TYPE_XSKMAP` in `include/uapi/linux/bpf.h`.
 const XSKMAP: u32 = 17;
 
@@ -34,8 +36,7 @@ fn holders(key: &str, value: u32) -> Vec<String> {
         let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         let infos = fs::read_dir(entry.path().join("fdinfo")).into_iter().flatten().flatten();
         if infos.flat_map(|info| fs::read_to_string(info.path())).any(|text| has_line(&text, key, value)) {
-            let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            found.push(format!("{} (pid {pid})", comm.trim()));
+            found.push(format!("{} (pid {pid})", process_name(pid)));
         }
     }
     found

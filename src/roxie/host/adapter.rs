@@ -288,16 +288,16 @@ pub fn snapshot_of(workers: &Workers, has: impl Fn(Object) -> bool) -> Snapshot 
         engine.inspect(|worker| worker.nic().memory_regions(places))
     });
     let mut snapshot = Snapshot {
-        interface: info.interface.unwrap_or_default(),
-        port: info.name,
-        mode: info.mode,
+        interface: info.interface.unwrap_or_default().into(),
+        port: info.name.into(),
+        mode: info.mode.into(),
         now_ns: engine.now().0,
         passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
         mrs: regions.filter(|region| has(Object::Pd(region.pd))).map(|region| MrEntry::of(&region)).collect(),
         ..Snapshot::default()
     };
     for (name, value) in counters {
-        *snapshot.counters.entry(name.to_owned()).or_default() += value;
+        *snapshot.counters.entry(name.into()).or_default() += value;
     }
     snapshot.qps = statuses_of(workers, has).iter().map(QpEntry::of).collect();
     snapshot.qps.sort_by_key(|qp| qp.qpn);

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use roxie_base::protocol::Protocol;
+use roxie_base::text::Foreign;
 use roxie_nic::nic::{QpStatus, RegionStatus};
 use roxie_nic::verbs::{QpState, QpType};
 
@@ -27,15 +28,15 @@ pub struct Snapshot {
     #[serde(skip)]
     pub socket: String,
     /// The process's name.
-    pub name: String,
+    pub name: Foreign,
     /// The device's name.
-    pub device: String,
+    pub device: Foreign,
     /// The network interface.
-    pub interface: String,
+    pub interface: Foreign,
     /// The port: `xdp` or `udp`, and the layers on it; `unclaimed` before the first QP.
-    pub port: String,
+    pub port: Foreign,
     /// The port's mode, and why.
-    pub mode: String,
+    pub mode: Foreign,
     /// The slot among the processes that share the interface over sockets.
     pub slot: Option<u8>,
     /// The slot at the NIC that serves the process.
@@ -43,7 +44,7 @@ pub struct Snapshot {
     /// Time on the device's clock, in ns.
     pub now_ns: u64,
     /// Counters by their mlx5 and rxe names. The port's count from when it was opened.
-    pub counters: BTreeMap<String, u64>,
+    pub counters: BTreeMap<Foreign, u64>,
     /// Durations of the engine's passes that did something.
     pub passes: PassDurations,
     /// Queue pairs, by number.
@@ -65,11 +66,11 @@ pub struct ClientEntry {
     /// User ID.
     pub uid: u32,
     /// Name of the process.
-    pub name: String,
+    pub name: Foreign,
     /// The client's slot.
     pub slot: u8,
     /// Use of resources, by the names of their limits: `qps` for `--max-qps`.
-    pub account: BTreeMap<String, AccountEntry>,
+    pub account: BTreeMap<Foreign, AccountEntry>,
 }
 
 /// Use of a resource by a client and its user.
@@ -91,67 +92,8 @@ pub(crate) type Clients = Box<dyn Fn() -> Vec<ClientEntry> + Send + Sync>;
 
 impl Snapshot {
     /// Returns the innermost port, without the layers on it: `udp` for `loopback(udp)`.
-    pub fn transport(&self) -> &str {
-        self.port.rsplit('(').next().unwrap_or_default().trim_end_matches(')')
-    }
-}
-
-/// Maximum number of characters kept of a text.
-const LONGEST_TEXT: usize = 256;
-
-/// Replaces characters that act on a terminal: control characters, and marks that break lines or change their direction.
-pub(super) fn make_plain(text: &mut String) {
-    let acts = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
-    if text.len() > LONGEST_TEXT || text.contains(acts) {
-        let plain =
-            text.chars().take(LONGEST_TEXT).map(|c| if acts(c) { char::REPLACEMENT_CHARACTER } else { c });
-        *text = plain.collect();
-    }
-}
-
-impl Snapshot {
-    /// Makes all text plain, since the process may have chosen it.
-    pub(super) fn make_plain(&mut self) {
-        // All fields are listed, so that the compiler reports a new one.
-        let Snapshot {
-            version: _,
-            pid: _,
-            uid: _,
-            socket: _,
-            slot: _,
-            nic_slot: _,
-            now_ns: _,
-            passes: _,
-            name,
-            device,
-            interface,
-            port,
-            mode,
-            counters,
-            qps,
-            mrs,
-            cm_ids,
-            clients,
-        } = self;
-        [name, device, interface, port, mode].into_iter().for_each(make_plain);
-        let plain = |(mut name, value)| {
-            make_plain(&mut name);
-            (name, value)
-        };
-        *counters = std::mem::take(counters).into_iter().map(plain).collect();
-        for QpEntry { service, state, remote, .. } in qps {
-            [service, state].into_iter().chain(remote).for_each(make_plain);
-        }
-        for MrEntry { kind, access, .. } in mrs {
-            std::iter::once(kind).chain(access).for_each(make_plain);
-        }
-        clients.iter_mut().for_each(|client| make_plain(&mut client.name));
-        for CmIdEntry { ps, state, .. } in cm_ids {
-            [ps, state].into_iter().for_each(make_plain);
-        }
+    pub fn transport(&self) -> Foreign {
+        self.port.as_received().rsplit('(').next().unwrap_or_default().trim_end_matches(')').into()
     }
 }
 
@@ -168,20 +110,22 @@ pub struct PassDurations {
 impl PassDurations {
     /// Returns the duration in ns at quantile `share` (0 to 1), to within the width of a bucket. `None`: there was no pass.
     pub fn quantile(&self, share: f64) -> Option<u64> {
-        let count: u64 = self.buckets.iter().sum();
+        // Another process's numbers may have any size.
+        let buckets = || self.buckets.iter().take(u64::BITS as usize).enumerate();
+        let count = buckets().map(|(_, passes)| *passes).fold(0, u64::saturating_add);
         if count == 0 {
             return None;
         }
         let wanted = share.clamp(0.0, 1.0) * count as f64;
-        let mut below = 0;
-        for (bucket, passes) in self.buckets.iter().enumerate().filter(|(_, passes)| **passes > 0) {
-            if (below + passes) as f64 >= wanted {
+        let mut below: u64 = 0;
+        for (bucket, passes) in buckets().filter(|(_, passes)| **passes > 0) {
+            if below.saturating_add(*passes) as f64 >= wanted {
                 // Interpolates linearly within the bucket.
                 let (start, end) = ((1u64 << bucket) / 2, 1u64 << bucket);
                 let inside = (wanted - below as f64) / *passes as f64;
                 return Some(start + (inside * (end - start) as f64) as u64);
             }
-            below += passes;
+            below = below.saturating_add(*passes);
         }
         None
     }
@@ -195,13 +139,13 @@ pub struct QpEntry {
     pub qpn: u32,
     /// `RC`, `UC`, `UD`, `XRC_INI`, `XRC_TGT`, `GSI`, `RAW_PACKET`.
     #[serde(rename = "type")]
-    pub service: String,
+    pub service: Foreign,
     /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
-    pub state: String,
+    pub state: Foreign,
     /// The peer's QPN, of a connected QP.
     pub dest_qpn: Option<u32>,
     /// The peer's address, of a connected QP.
-    pub remote: Option<String>,
+    pub remote: Option<Foreign>,
     /// Payload of a full packet in bytes, once it is known.
     pub path_mtu: Option<usize>,
     /// The next PSN to send.
@@ -219,7 +163,7 @@ pub struct QpEntry {
 #[serde(default)]
 pub struct MrEntry {
     /// `region`, `fast` (fast-registered), `window1`, `window2`.
-    pub kind: String,
+    pub kind: Foreign,
     /// The lkey and rkey, which are equal; 0 if there is no access yet.
     pub key: u32,
     /// The protection domain.
@@ -229,7 +173,7 @@ pub struct MrEntry {
     /// Length in bytes.
     pub length: u64,
     /// Access flags, with the names of `ibv_access_flags`.
-    pub access: Vec<String>,
+    pub access: Vec<Foreign>,
 }
 
 /// A connection identifier of `rdma_cm`, or a connection of [`ConnectionManager`](super::ConnectionManager).
@@ -239,9 +183,9 @@ pub struct CmIdEntry {
     /// The identifier's number in its process.
     pub id: u32,
     /// Port space: `TCP`, `UDP`, `IPoIB`, `IB`.
-    pub ps: String,
+    pub ps: Foreign,
     /// State, with the names of `rdma resource show cm_id`: `IDLE`, `ADDR_BOUND`, `LISTEN`, `CONNECT`, …
-    pub state: String,
+    pub state: Foreign,
     /// The local address and port.
     pub src: Option<SocketAddr>,
     /// The peer's address and port.
@@ -259,10 +203,10 @@ impl QpEntry {
         let way = qp.attributes.av.filter(|_| connected);
         QpEntry {
             qpn: qp.handle.qpn.value(),
-            service: service_name(qp.qp_type).to_owned(),
-            state: state_name(qp.state).to_owned(),
+            service: service_name(qp.qp_type).into(),
+            state: state_name(qp.state).into(),
             dest_qpn: way.map(|_| qp.attributes.dest_qpn.value()),
-            remote: way.map(|way| way.dgid.to_ip().to_string()),
+            remote: way.map(|way| way.dgid.to_ip().to_string().into()),
             path_mtu: way.map(|_| qp.attributes.path_mtu.bytes()),
             sq_psn: qp.sq_psn.value(),
             rq_psn: qp.rq_psn.value(),
@@ -274,9 +218,9 @@ impl QpEntry {
 
 impl MrEntry {
     pub(super) fn of(region: &RegionStatus) -> MrEntry {
-        let access = region.access.iter_names().map(|(name, _)| name.to_owned()).collect();
+        let access = region.access.iter_names().map(|(name, _)| name.into()).collect();
         MrEntry {
-            kind: region.kind.to_owned(),
+            kind: region.kind.into(),
             key: region.key,
             pd: region.pd.0,
             start: region.start,
@@ -318,35 +262,25 @@ mod tests {
     #[test]
     fn transport_is_the_innermost_port() {
         for port in ["udp", "loopback(udp)", "pcap(fault(udp))"] {
-            let snapshot = Snapshot { port: port.to_owned(), ..Snapshot::default() };
+            let snapshot = Snapshot { port: port.into(), ..Snapshot::default() };
             assert_eq!(snapshot.transport(), "udp");
         }
     }
 
     #[test]
-    fn snapshot_text_does_not_act_on_a_terminal() {
-        let bad = || "a\u{1b}[2J\n\u{9b}b\u{202e}c".to_owned();
-        let mut snapshot = Snapshot {
-            name: bad(),
-            device: bad(),
-            interface: bad(),
-            port: bad(),
-            mode: bad(),
-            counters: [(bad(), 7)].into(),
-            qps: vec![QpEntry { service: bad(), state: bad(), remote: Some(bad()), ..QpEntry::default() }],
-            mrs: vec![MrEntry { kind: bad(), access: vec![bad()], ..MrEntry::default() }],
-            cm_ids: vec![CmIdEntry { ps: bad(), state: bad(), ..CmIdEntry::default() }],
-            clients: vec![ClientEntry { name: bad(), ..ClientEntry::default() }],
-            ..Snapshot::default()
-        };
-        snapshot.make_plain();
-        // JSON contains all fields, and does not escape these characters as debug output would.
-        let plain = "a\u{fffd}[2J\u{fffd}\u{fffd}b\u{fffd}c";
-        let text = serde_json::to_string(&snapshot).expect("JSON");
-        assert_eq!(text.matches(plain).count(), 14, "{text}");
-        let mut long = "x".repeat(1000);
-        make_plain(&mut long);
-        assert_eq!(long.len(), LONGEST_TEXT);
+    fn all_text_of_a_snapshot_is_foreign() {
+        let bad = r#""a\u001b[2J\n\u009bb\u202ec""#;
+        let text = format!(
+            r#"{{"name":{bad},"device":{bad},"interface":{bad},"port":{bad},"mode":{bad},"counters":{{{bad}:7}},
+                "qps":[{{"type":{bad},"state":{bad},"remote":{bad}}}],"mrs":[{{"kind":{bad},"access":[{bad}]}}],
+                "cm_ids":[{{"ps":{bad},"state":{bad}}}],"clients":[{{"name":{bad},"account":{{{bad}:{{"used":1}}}}}}]}}"#
+        );
+        let snapshot: Snapshot = serde_json::from_str(&text).expect("a snapshot");
+        // Debug output has all fields, and shows each foreign text by its type.
+        assert_eq!(format!("{snapshot:?}").matches("Foreign(\"a\\u{1b}[2J\\n").count(), 15, "{snapshot:?}");
+        assert_eq!(snapshot.name.to_string(), "a\u{fffd}[2J\u{fffd}\u{fffd}b\u{fffd}c");
+        let again = serde_json::to_string(&snapshot).expect("JSON");
+        assert_eq!(serde_json::from_str::<Snapshot>(&again).expect("JSON"), snapshot);
     }
 
     #[test]
@@ -358,5 +292,7 @@ mod tests {
         assert_eq!(passes.quantile(0.99), Some(1024));
         assert_eq!(passes.quantile(1.0), Some(1 << 14));
         assert_eq!(PassDurations::default().quantile(0.5), None);
+        let huge = PassDurations { buckets: vec![u64::MAX; 1000], total_ns: 0 };
+        assert!(huge.quantile(1.0).is_some());
     }
 }

@@ -204,7 +204,7 @@ fn attached(net: &Net, pid: u32, arguments: &str) -> Running {
 
 fn wait_until_captured(net: &Net, pid: u32) {
     let until = Instant::now() + LIMIT;
-    while !device_of(net, pid).port.contains("pcap") {
+    while !device_of(net, pid).port.as_received().contains("pcap") {
         assert!(Instant::now() < until, "no capture of {pid}");
         std::thread::yield_now();
     }
@@ -213,7 +213,7 @@ fn wait_until_captured(net: &Net, pid: u32) {
 /// Waits until a process's device has no capture.
 fn wait_until_free(net: &Net, pid: u32) {
     let until = Instant::now() + LIMIT;
-    while device_of(net, pid).port.contains("pcap") {
+    while device_of(net, pid).port.as_received().contains("pcap") {
         assert!(Instant::now() < until, "{:?}", device_of(net, pid).port);
         std::thread::yield_now();
     }
@@ -291,7 +291,7 @@ fn packets_that_a_slow_reader_loses_are_counted() {
     let after = pair.near.counted();
     let refused = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
     assert!(
-        matches!(&refused, AttachError::Refused { why, .. } if why.contains("captures its frames already")),
+        matches!(&refused, AttachError::Refused { why, .. } if why.as_received().contains("captures its frames already")),
         "{refused}"
     );
     reader.stop().unwrap();

@@ -156,8 +156,8 @@ impl State {
     pub(super) fn seen(&self) -> Vec<CmIdEntry> {
         let entry = |(number, id): (u32, &Id)| CmIdEntry {
             id: number,
-            ps: id.space.name().to_owned(),
-            state: id.stage.name().to_owned(),
+            ps: id.space.name().into(),
+            state: id.stage.name().into(),
             src: id.source,
             dst: id.destination,
             qpn: Some(id.qpn.value()).filter(|qpn| *qpn != 0),

@@ -15,8 +15,8 @@ use super::Snapshot;
 use super::live::{CHALLENGE, SECRET};
 use super::look::ask;
 use super::window::FOR_FRAMES;
-use crate::host::snapshot::make_plain;
 use roxie_base::descriptors::{Peer, peer_of};
+use roxie_base::text::Foreign;
 use roxie_base::threads::as_user;
 
 /// Maximum time for a device to answer. A stopped one (`SIGSTOP`) does not answer.
@@ -73,7 +73,7 @@ pub enum AttachError {
         /// The process.
         pid: u32,
         /// The reason that it gives.
-        why: String,
+        why: Foreign,
     },
     /// A system call failed.
     #[error("process {pid}: {source}")]
@@ -182,14 +182,12 @@ fn first_byte(mut stream: &UnixStream) -> io::Result<Option<u8>> {
 }
 
 /// Returns the text of a refusal, which the process may have chosen.
-fn refusal(first: u8, stream: &UnixStream) -> String {
+fn refusal(first: u8, stream: &UnixStream) -> Foreign {
     let mut text = vec![first];
     // A program that sends no end is not waited for.
     let _ = stream.set_read_timeout(Some(PATIENCE));
     let _ = stream.take(LONGEST_REFUSAL as u64).read_to_end(&mut text);
-    let mut text = String::from_utf8_lossy(&text).into_owned();
-    make_plain(&mut text);
-    text
+    text.as_slice().into()
 }
 
 impl Attached {

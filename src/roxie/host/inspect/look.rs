@@ -1,7 +1,8 @@
 //! Reading the snapshots of devices.
 //!
 //! Any process may create a socket with such a name. A reader therefore trusts only the kernel's word on the user and process of a
-//! socket, and bounds the rest: one deadline for all answers, their length, and the characters of their text.
+//! socket, and bounds the rest: one deadline for all answers, and their length. All text in a snapshot is
+//! [`Foreign`](roxie_base::text::Foreign).
 
 use std::fs::{self, File};
 use std::io;
@@ -22,6 +23,7 @@ use super::window::NAME;
 use crate::host::snapshot::SNAPSHOT_PROTOCOL;
 use roxie_base::descriptors::{Peer, connect_now, overflow_uid, peer_of, receive_until};
 use roxie_base::protocol::OtherVersion;
+use roxie_base::text::process_name;
 use roxie_base::threads::as_user;
 
 /// Maximum time for all devices together to answer. A stopped one (`SIGSTOP`) does not answer.
@@ -127,10 +129,8 @@ pub(super) fn known(mut snapshot: Snapshot, socket: &str, whose: Peer) -> Snapsh
         snapshot.pid = pid;
     }
     if !is_trusted {
-        snapshot.name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        snapshot.name.truncate(snapshot.name.trim_end().len());
+        snapshot.name = process_name(pid);
     }
-    snapshot.make_plain();
     snapshot
 }
 
@@ -264,12 +264,12 @@ mod tests {
         let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
         let known = |snapshot, pid, uid| known(snapshot, "", Peer { pid, uid: Some(uid) });
         let seen = known(forged(), 4_000_000, own);
-        assert_eq!((seen.pid, seen.uid, &*seen.name), (4_000_000, own, "sshd"));
+        assert_eq!((seen.pid, seen.uid, seen.name.as_received()), (4_000_000, own, "sshd"));
         let seen = known(forged(), 0, own);
         assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
         for pid in [0, 4_000_000] {
             let seen = known(forged(), pid, stranger);
-            assert_eq!((seen.pid, seen.uid, &*seen.name), (pid, stranger, ""), "no such process");
+            assert_eq!((seen.pid, seen.uid, seen.name.as_received()), (pid, stranger, ""), "no such process");
         }
         let seen = known(forged(), std::process::id(), stranger);
         assert_ne!(seen.name, "sshd");

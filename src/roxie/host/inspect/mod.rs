@@ -11,14 +11,13 @@ mod live;
 mod look;
 mod window;
 
-use std::fs;
-
 use super::adapter::DeviceSlot;
 use super::snapshot::SNAPSHOT_PROTOCOL;
 pub use super::snapshot::{
     AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, PassDurations, QpEntry, Snapshot,
 };
 use super::state::State;
+use roxie_base::text::process_name;
 
 pub use attach::{AttachError, Attached, attach, user_of};
 pub use counters::CounterReader;
@@ -32,17 +31,17 @@ impl State {
         let mut snapshot = Snapshot {
             version: SNAPSHOT_PROTOCOL.version,
             pid: std::process::id(),
-            name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),
-            device: self.name.clone(),
+            name: process_name("self"),
+            device: self.name.as_str().into(),
             ..Snapshot::default()
         };
         // A NIC of another process reports its counters itself.
         let Some(workers) = self.adapter.workers() else { return snapshot };
         let (info, counters) = (self.adapter.port(), workers.counters());
         (snapshot.interface, snapshot.port, snapshot.mode) =
-            (info.interface.unwrap_or_default(), info.name, info.mode);
+            (info.interface.unwrap_or_default().into(), info.name.into(), info.mode.into());
         for (name, value) in counters {
-            *snapshot.counters.entry(name.to_owned()).or_default() += value;
+            *snapshot.counters.entry(name.into()).or_default() += value;
         }
         snapshot
     }
@@ -51,8 +50,8 @@ impl State {
         Snapshot {
             version: SNAPSHOT_PROTOCOL.version,
             pid: std::process::id(),
-            name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),
-            device: self.name.clone(),
+            name: process_name("self"),
+            device: self.name.as_str().into(),
             slot: self.slot.get().and_then(DeviceSlot::unit),
             cm_ids: self.cm_ids.get().map_or_else(Vec::new, |cm_ids| cm_ids()),
             clients: self.clients.get().map_or_else(Vec::new, |clients| clients()),

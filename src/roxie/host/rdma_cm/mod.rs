@@ -323,7 +323,7 @@ impl ConnectionManager {
 impl Shared {
     /// Returns listeners and connections for snapshots.
     fn cm_ids(&self) -> Vec<CmIdEntry> {
-        let entry = |id, state, src, qpn| CmIdEntry { id, ps: "TCP".to_owned(), state, src, dst: None, qpn };
+        let entry = |id, state, src, qpn| CmIdEntry { id, ps: "TCP".into(), state, src, dst: None, qpn };
         self.with(|manager, _, _| {
             let listens = manager.services().filter_map(|(service, on)| {
                 let (_, port) = service.port()?;
@@ -331,13 +331,13 @@ impl Shared {
                     ListenOn::Address(gid) => gid.to_ip(),
                     _ => IpAddr::from([0; 16]),
                 };
-                Some(entry(0, "LISTEN".to_owned(), Some(SocketAddr::new(ip, port)), None))
+                Some(entry(0, "LISTEN".into(), Some(SocketAddr::new(ip, port)), None))
             });
             let mut all: Vec<CmIdEntry> = listens.collect();
             all.extend(manager.ids().filter_map(|id| {
                 let route = manager.parameters(id).ok()?.route;
                 let src = SocketAddr::new(route.local.to_ip(), 0);
-                let state = format!("{:?}", manager.state(id)?);
+                let state = format!("{:?}", manager.state(id)?).into();
                 let dst = Some(SocketAddr::new(route.remote.to_ip(), 0));
                 Some(CmIdEntry { dst, ..entry(id.0, state, Some(src), None) })
             }));
