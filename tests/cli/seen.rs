@@ -16,7 +16,7 @@ use nix::sys::socket::{
 };
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use roxie::host::inspect::{CounterReader, Snapshot};
+use roxie::host::inspect::{AccountEntry, ClientEntry, CounterReader, Snapshot};
 use serde_json::Value;
 
 use crate::network::Net;
@@ -202,13 +202,17 @@ fn foreign_sockets_cannot_hang_or_forge() {
     let full = squatted(&net, "roxie/see/1/0");
     let waiting = filled(&net, &full);
     assert!(!waiting.is_empty());
-    // A socket that answers with another process's PID, and with control characters.
+    // A socket that answers with another process's PID, with control characters, and with clients that it does not have.
     let forger = squatted(&net, "roxie/see/1/1");
+    let used = AccountEntry { used: 666, ..AccountEntry::default() };
+    let account = [("qps\u{1b}]0;x\u{7}".into(), used)].into();
+    let client = ClientEntry { pid: 1, uid: 0, name: "systemd".into(), slot: 1, account };
     let forged = Snapshot {
         pid: 1,
         name: "sshd".into(),
         interface: "left\u{1b}[2J\nrow".into(),
         counters: [("sent_pkts".into(), 7)].into(),
+        clients: vec![client],
         ..Snapshot::default()
     };
     let text = serde_json::to_vec(&forged).unwrap();
@@ -232,6 +236,7 @@ fn foreign_sockets_cannot_hang_or_forge() {
     for command in ["show processes", "show counters --all", "metrics", "top -b -n 1 -d 0.05"] {
         let told = net.left(command).succeeded().stdout;
         assert!(!told.contains('\u{1b}') && told.contains(&pid.to_string()), "{command}: {told}");
+        assert!(!told.contains("systemd") && !told.contains("\nrow"), "{command}: {told}");
     }
     // A third user's reader learns nothing from the forger.
     let seen = as_user(&net, 65533, || roxie::host::inspect::snapshots().unwrap());

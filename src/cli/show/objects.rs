@@ -89,19 +89,29 @@ pub(super) fn table<const N: usize>(
     if rows.is_empty() {
         return output::line(nothing);
     }
+    aligned(names, rows).try_for_each(output::line)
+}
+
+/// Returns the lines of a table.
+fn aligned<'a, const N: usize>(
+    names: [&'a str; N],
+    rows: &'a [[String; N]],
+) -> impl Iterator<Item = String> + 'a {
     let mut widths = names.map(str::len);
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let line = |cells: [&str; N]| {
+    // Nothing follows the last column, whose cells may be long: those of one row must not widen all others.
+    widths[N - 1] = 0;
+    let line = move |cells: [&str; N]| {
         let padded: Vec<String> =
             cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        output::line(padded.join("  ").trim_end())
+        padded.join("  ").trim_end().to_owned()
     };
-    line(names)?;
-    rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))
+    let shown = rows.iter().map(|row| row.each_ref().map(String::as_str));
+    std::iter::once(names).chain(shown).map(line)
 }
 
 /// Formats a queue pair: QPN, service, state, peer, path MTU, next PSN to send, expected PSN, rate.
@@ -211,4 +221,17 @@ pub(super) fn counters(filter: &ProcessFilter, all: bool, json: bool) -> Result<
         &rows,
         "nothing was counted (--all shows all counters)",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_last_cells_widen_no_other_row() {
+        let rows = [["a".to_owned(), "x".repeat(1 << 20)], ["größe".to_owned(), "y".to_owned()]];
+        let lines: Vec<String> = aligned(["one", "two"], &rows).collect();
+        assert_eq!((&*lines[0], &*lines[2]), ("one    two", "größe  y"));
+        assert_eq!((lines[1].starts_with("a      x"), lines[1].len()), (true, 7 + (1 << 20)));
+    }
 }

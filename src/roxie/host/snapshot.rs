@@ -95,6 +95,11 @@ impl Snapshot {
     pub fn transport(&self) -> Foreign {
         self.port.as_received().rsplit('(').next().unwrap_or_default().trim_end_matches(')').into()
     }
+
+    /// Number of its objects and counters.
+    pub(super) fn entries(&self) -> usize {
+        self.counters.len() + self.qps.len() + self.mrs.len() + self.cm_ids.len() + self.clients.len()
+    }
 }
 
 /// Histogram of the durations of passes, since the device was opened.

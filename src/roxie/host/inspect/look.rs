@@ -1,8 +1,9 @@
 //! Reading the snapshots of devices.
 //!
 //! Any process may create a socket with such a name. A reader therefore trusts only the kernel's word on the user and process of a
-//! socket, and bounds the rest: one deadline for all answers, and their length. All text in a snapshot is
-//! [`Foreign`](roxie_base::text::Foreign).
+//! socket, and bounds the rest: one deadline for all answers, their length, and the number of their objects. All text in a snapshot is
+//! [`Foreign`](roxie_base::text::Foreign). What a snapshot says about other processes counts only if it is root's or the reader's own
+//! user's.
 
 use std::fs::{self, File};
 use std::io;
@@ -30,9 +31,12 @@ use roxie_base::threads::as_user;
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum length of an answer in bytes. A device with 65,536 QPs and as many regions has some 20 MiB.
 pub(super) const LONGEST: u64 = 32 << 20;
-/// Limits for devices of users other than the reader and root: their number, and the total length of their answers in bytes.
+/// Limits for devices of users other than the reader and root: their number, and of their answers the length in bytes, the total length, and
+/// the total number of objects and counters.
 const OTHERS: usize = 256;
-const LONGEST_OF_OTHERS: u64 = 64 << 20;
+const LONGEST_OF_OTHER: u64 = 1 << 20;
+const LONGEST_OF_OTHERS: u64 = 16 << 20;
+const ENTRIES_OF_OTHERS: usize = 1 << 16;
 
 /// The result of reading all devices.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -78,16 +82,30 @@ pub fn snapshots() -> io::Result<Look> {
         }
     }
     asked.into_iter().for_each(|asked| look.add(&asked, answer(asked.reader.as_fd(), until, LONGEST)));
-    let mut left = LONGEST_OF_OTHERS;
+    let mut left = Left { bytes: LONGEST_OF_OTHERS, entries: ENTRIES_OF_OTHERS };
     for asked in others {
-        let answered = answer(asked.reader.as_fd(), until, left.min(LONGEST));
-        if let Ok(Some((_, length))) = &answered {
-            left -= length;
-        }
-        look.add(&asked, answered);
+        let answered = answer(asked.reader.as_fd(), until, left.bytes.min(LONGEST_OF_OTHER));
+        look.add(&asked, answered.and_then(|answered| left.take(answered)));
     }
     look.snapshots.sort_by_key(|snapshot| snapshot.pid);
     Ok(look)
+}
+
+/// What the answers of other users may still have.
+struct Left {
+    bytes: u64,
+    entries: usize,
+}
+
+impl Left {
+    /// Counts an answer, or refuses it.
+    fn take(&mut self, answered: Option<(Snapshot, u64)>) -> io::Result<Option<(Snapshot, u64)>> {
+        let Some((snapshot, length)) = &answered else { return Ok(None) };
+        self.bytes = self.bytes.saturating_sub(*length);
+        let left = self.entries.checked_sub(snapshot.entries());
+        self.entries = left.ok_or_else(|| io::Error::other("too many objects of other users"))?;
+        Ok(answered)
+    }
 }
 
 impl Asked {
@@ -130,6 +148,9 @@ pub(super) fn known(mut snapshot: Snapshot, socket: &str, whose: Peer) -> Snapsh
     }
     if !is_trusted {
         snapshot.name = process_name(pid);
+        // Other processes are not for a stranger to name, nor a place in the group of the reader's user.
+        snapshot.clients.clear();
+        snapshot.slot = None;
     }
     snapshot
 }
@@ -213,6 +234,7 @@ mod tests {
     use nix::unistd::ftruncate;
 
     use super::*;
+    use crate::host::inspect::{ClientEntry, QpEntry};
     use roxie_base::descriptors::send;
 
     fn answered(file: &impl AsFd, longest: u64) -> io::Result<Option<(Snapshot, u64)>> {
@@ -240,6 +262,19 @@ mod tests {
     }
 
     #[test]
+    fn answers_of_strangers_are_bounded_together() {
+        let of = |count: usize| {
+            let qps = vec![QpEntry::default(); count];
+            Some((Snapshot { qps, ..Snapshot::default() }, 1000))
+        };
+        let mut left = Left { bytes: 1500, entries: 10 };
+        assert!(left.take(of(7)).is_ok_and(|taken| taken.is_some()));
+        assert!(left.take(of(4)).is_err(), "4 of 3");
+        assert_eq!((left.bytes, left.entries), (0, 3));
+        assert!(left.take(of(3)).is_ok() && left.take(of(1)).is_err());
+    }
+
+    #[test]
     fn answers_of_other_versions_are_read_or_named() {
         let read = |text: &str| answered(&in_memory(text.as_bytes()), LONGEST);
         for known in [r#"{"pid":7,"new":[1]}"#, r#"{"version":1,"pid":7,"qps":[{"qpn":9}]}"#] {
@@ -260,16 +295,26 @@ mod tests {
 
     #[test]
     fn kernel_says_whose_a_snapshot_is() {
-        let forged = || Snapshot { pid: 1, uid: 7, name: "sshd".into(), ..Snapshot::default() };
+        let clients = vec![ClientEntry { pid: 1, uid: 0, name: "systemd".into(), ..ClientEntry::default() }];
+        let forged = || Snapshot {
+            pid: 1,
+            uid: 7,
+            name: "sshd".into(),
+            slot: Some(3),
+            clients: clients.clone(),
+            ..Snapshot::default()
+        };
         let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
         let known = |snapshot, pid, uid| known(snapshot, "", Peer { pid, uid: Some(uid) });
         let seen = known(forged(), 4_000_000, own);
         assert_eq!((seen.pid, seen.uid, seen.name.as_received()), (4_000_000, own, "sshd"));
+        assert_eq!((seen.clients.len(), seen.slot), (1, Some(3)));
         let seen = known(forged(), 0, own);
         assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
         for pid in [0, 4_000_000] {
             let seen = known(forged(), pid, stranger);
             assert_eq!((seen.pid, seen.uid, seen.name.as_received()), (pid, stranger, ""), "no such process");
+            assert_eq!((seen.clients.len(), seen.slot), (0, None), "what it says of others");
         }
         let seen = known(forged(), std::process::id(), stranger);
         assert_ne!(seen.name, "sshd");
