@@ -10,10 +10,14 @@ use roxie::threads::lock;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
-/// Maximum length of a block in bytes. A process that claims a longer one is not believed.
-const LONGEST_BLOCK: usize = 16 << 20;
+/// Maximum length of a block in bytes, which is also the memory that a capture takes. A process that claims a longer one is not believed.
+const LONGEST_BLOCK: usize = 2 << 20;
 /// Bytes of a block without a body.
 const SHORTEST_BLOCK: usize = 12;
+/// Maximum number of interfaces. A device has one.
+const MOST_INTERFACES: u32 = 256;
+/// Maximum number of blocks in a row without a packet. A device reports statistics after it has left out packets, and at the end.
+const MOST_WITHOUT_PACKET: u32 = 4096;
 
 /// What a capture has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +42,9 @@ pub(super) struct Frames {
     end: usize,
     limit: u64,
     has_begun: bool,
+    interfaces: u32,
+    /// Blocks since the last packet.
+    without_packet: u32,
     counts: Arc<Mutex<Counts>>,
     /// Bytes of `buffer` that a call of `read` has still to return.
     passing: Range<usize>,
@@ -52,6 +59,8 @@ impl Frames {
             end: 0,
             limit: u64::MAX,
             has_begun: false,
+            interfaces: 0,
+            without_packet: 0,
             counts: Arc::default(),
             passing: 0..0,
         }
@@ -108,13 +117,27 @@ impl Frames {
     }
 
     /// Counts a block. Returns false if it is a packet beyond the limit.
+    ///
+    /// # Errors
+    /// If a device's capture has no such block there: one section of a few interfaces, packets and statistics.
     fn takes(&mut self, block: Range<usize>) -> io::Result<bool> {
         let bytes = &self.buffer[block];
         let kind = word(bytes, 0);
-        if !self.has_begun && (kind, word(bytes, 8)) != (block::SECTION_HEADER, BYTE_ORDER_MAGIC) {
-            return Err(damaged("it does not begin with a section header"));
+        if word(bytes, bytes.len() - 4) as usize != bytes.len() {
+            return Err(damaged(&format!("a block of {} bytes ends with another length", bytes.len())));
+        }
+        let begins = (kind, word(bytes, 8)) == (block::SECTION_HEADER, BYTE_ORDER_MAGIC);
+        if begins == self.has_begun {
+            let what =
+                if begins { "it has a second section" } else { "it does not begin with a section header" };
+            return Err(damaged(what));
         }
         self.has_begun = true;
+        self.interfaces += u32::from(kind == block::INTERFACE);
+        self.without_packet = if kind == block::ENHANCED_PACKET { 0 } else { self.without_packet + 1 };
+        if self.interfaces > MOST_INTERFACES || self.without_packet > MOST_WITHOUT_PACKET {
+            return Err(damaged("it adds interfaces or statistics without end, and no packets"));
+        }
         let mut counts = lock(&self.counts);
         counts.is_whole = kind == block::STATISTICS;
         match kind {
@@ -131,7 +154,8 @@ impl Frames {
                 counts.seen = received.unwrap_or(counts.seen);
                 counts.dropped = dropped.unwrap_or(counts.dropped);
             }
-            _ => {}
+            block::SECTION_HEADER | block::INTERFACE => {}
+            other => return Err(damaged(&format!("a block of type {other:#x}"))),
         }
         Ok(true)
     }
@@ -269,6 +293,46 @@ mod tests {
             assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidData);
             assert_eq!(counts.captured, 0);
         }
+    }
+
+    /// Returns the error of a capture that goes on with this block again and again.
+    fn error_of_endless(block: &[u8]) -> String {
+        let header = capture(&[60], 1, 0);
+        let (refused, _) = read(frames([header, block.repeat(MOST_WITHOUT_PACKET as usize + 1)].concat()));
+        refused.expect_err("no end").to_string()
+    }
+
+    #[test]
+    fn data_without_packets_is_refused() {
+        let block = |kind: u32, body: &[u8]| {
+            let length = (body.len() as u32 + 12).to_le_bytes();
+            [&kind.to_le_bytes()[..], &length, body, &length].concat()
+        };
+        for (block, why) in [
+            (statistics_block(0, 1, 1, 0), "without end"),
+            (block(block::INTERFACE, &[1, 0, 0, 0, 0, 0, 0, 0]), "without end"),
+            (block(4, &[0; 4]), "a block of type 0x4"),
+            (block(block::SIMPLE_PACKET, &[0; 4]), "a block of type 0x3"),
+            (capture(&[], 1, 0), "a second section"),
+            ([&block(block::STATISTICS, &[0; 12])[..20], &[0; 4]].concat(), "ends with another length"),
+        ] {
+            let said = error_of_endless(&block);
+            assert!(said.contains(why), "{said} instead of {why}");
+        }
+    }
+
+    #[test]
+    fn claimed_lengths_take_no_memory() {
+        let mut frames = frames([capture(&[60], 1, 0), vec![6, 0, 0, 0, 0, 0, 0x20, 0x40]].concat());
+        let error = loop {
+            match frames.next_blocks() {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("no error"),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(error.contains("a block claims 1075838976 bytes"), "{error}");
+        assert_eq!(frames.buffer.len(), PIECE);
     }
 
     #[test]

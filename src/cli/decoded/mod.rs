@@ -19,6 +19,9 @@ pub(crate) mod nfs;
 pub(crate) mod nvme;
 pub(crate) mod segments;
 
+/// Characters of a comment that are printed: a NIC writes 4,096 bytes at most.
+const LONGEST_COMMENT: usize = 4096;
+
 /// Protocols above RDMA, as far as a capture has shown them.
 #[derive(Debug, Default)]
 pub(crate) struct Protocols {
@@ -152,7 +155,8 @@ impl<'a> Decoded<'a> {
             write!(out, "{} {layer}", if i == 0 { " inside" } else { "," })?;
         }
         if let Some(comment) = self.record.comment {
-            write!(out, " # {}", comment.escape_debug())?;
+            let kept: String = comment.chars().take(LONGEST_COMMENT).collect();
+            write!(out, " # {}", kept.escape_debug())?;
         }
         writeln!(out)?;
         if verbose {

@@ -22,8 +22,11 @@ use super::mad::Mad;
 
 /// Most connections that are followed.
 const MOST_CONNECTIONS: usize = 1024;
-/// Most calls of a connection without a reply that are followed.
+/// Most calls of a connection without a reply that are followed, and of all connections.
 const MOST_CALLS: usize = 4096;
+const MOST_CALLS_IN_ALL: usize = 1 << 14;
+/// Bytes of a name that are kept.
+const LONGEST_NAME: usize = 128;
 /// Bytes of a message that are looked at: the largest that Linux sends.
 const LOOKED_AT: usize = 4096;
 
@@ -106,11 +109,12 @@ impl Files {
                 let mut bytes = [0; LOOKED_AT];
                 let length = frame.copy_to(packet.payload.start, &mut bytes).min(packet.payload.len());
                 let bytes = bytes.get(..length)?;
+                let outstanding: usize = self.connections.iter().map(|connected| connected.calls.len()).sum();
                 let towards = |connected: &&mut Connected| {
                     (connected.client, connected.server, connected.to_server) == (src, dst, Some(qp))
                 };
                 if let Some(connected) = self.connections.iter_mut().find(towards) {
-                    return connected.call(bytes);
+                    return connected.call(bytes, outstanding < MOST_CALLS_IN_ALL);
                 }
                 let back = |connected: &&mut Connected| {
                     (connected.server, connected.client, connected.to_client) == (src, dst, qp)
@@ -165,7 +169,7 @@ impl Files {
 }
 
 impl Connected {
-    fn call(&mut self, bytes: &[u8]) -> Option<Role> {
+    fn call(&mut self, bytes: &[u8], has_room: bool) -> Option<Role> {
         let (header, message) = Header::parse(bytes).ok()?;
         let xid = header.xid;
         let call = match &header.body {
@@ -185,7 +189,7 @@ impl Connected {
         if !self.is_certain {
             return None;
         }
-        if self.calls.len() < MOST_CALLS {
+        if has_room && self.calls.len() < MOST_CALLS {
             self.calls.insert(xid, call.clone());
         }
         Some(Role { xid, part: Part::Call { header, call } })
@@ -245,7 +249,11 @@ impl Sent {
 
 /// Returns arguments that a line shows. `is_inline`: no chunk tells the number of bytes.
 fn shown(arguments: &Arguments<'_>, is_inline: bool) -> String {
-    let name = |name: &[u8]| format!(" \"{}\"", name.escape_ascii());
+    let name = |name: &[u8]| {
+        let (kept, more) =
+            (&name[..name.len().min(LONGEST_NAME)], if name.len() > LONGEST_NAME { "..." } else { "" });
+        format!(" \"{}{more}\"", kept.escape_ascii())
+    };
     match arguments {
         Arguments::Lookup { name: of, .. } | Arguments::Create { name: of, .. } => name(of),
         Arguments::Read { offset, count, .. } | Arguments::Write { offset, count, .. } => {

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 
 /// Most queues that are followed.
 const MOST_QUEUES: usize = 1024;
-/// Most commands of a queue that are followed: the longest queue of Linux's initiator is 1024.
+/// Most commands of a queue that are followed, and of all queues: the longest queue of Linux's initiator is 1024.
 const MOST_COMMANDS: usize = 4096;
+const MOST_COMMANDS_IN_ALL: usize = 1 << 16;
 
 /// Queues between hosts and controllers, as far as a capture has shown them.
 #[derive(Debug, Default)]
@@ -113,11 +114,12 @@ impl Storage {
                 });
             }
         }
+        let outstanding: usize = self.queues.iter().map(|queue| queue.commands.len()).sum();
         let commands_to =
             |queue: &&mut Queue| (queue.host, queue.controller, queue.to_controller) == (src, dst, qp);
         if let Some(queue) = self.queues.iter_mut().find(commands_to) {
             let command = sent?;
-            if queue.commands.len() < MOST_COMMANDS {
+            if queue.commands.len() < MOST_COMMANDS && outstanding < MOST_COMMANDS_IN_ALL {
                 queue.commands.insert(command.id, command);
             }
             return Some(queue.role(Part::Command(command)));

@@ -5,6 +5,9 @@ use std::io::Read;
 use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
 use super::{BYTE_ORDER_MAGIC, Direction, block, option};
 
+/// Most interfaces of a section: a stream that only adds interfaces must not fill its reader's memory.
+const MOST_INTERFACES: usize = 1 << 16;
+
 /// The current section. Interfaces are numbered within it.
 #[derive(Debug)]
 pub(super) struct Section {
@@ -146,6 +149,9 @@ impl Section {
         let (Some(link_type), Some(snap_len)) = (self.u16(body, 0), self.u32(body, 4)) else {
             return Err(source.damaged(format!("an interface block with {} bytes of body", body.len())));
         };
+        if self.interfaces.len() >= MOST_INTERFACES {
+            return Err(source.damaged(format!("a section has more than {MOST_INTERFACES} interfaces")));
+        }
         let mut clock = Clock::DEFAULT;
         for (code, value) in options(self.order, body, 8) {
             match (code, value) {

@@ -122,6 +122,15 @@ fn simple_and_obsolete_packet_blocks_are_read() {
 }
 
 #[test]
+fn interfaces_of_a_section_are_bounded() {
+    let mut blocks = Blocks::new(false);
+    (0..=1 << 16).for_each(|_| blocks.interface(1, 0, &[]));
+    let (_, refused) = read(&blocks.bytes);
+    let refused = refused.expect("too many").to_string();
+    assert!(refused.contains("more than 65536 interfaces"), "{refused}");
+}
+
+#[test]
 fn damage_is_reported_after_complete_frames() {
     let mut b = Blocks::new(false);
     b.interface(1, 0, &[]);
