@@ -10,7 +10,7 @@
 //!
 //! [`time`] is the clock that callers read, [`limits`] the sizes of a NIC, [`flow`] selects frames of other protocols. [`descriptors`]
 //! passes file descriptors between processes, [`roster`] assigns them their parts of a shared device, and [`protocol`] compares the
-//! versions of what they send each other. [`text`] is for text that others have chosen.
+//! versions of what they send each other. [`text`] is for text that others have chosen, [`tcp`] for servers of hostile clients.
 //! Ports know frames, captures and addressees by this crate alone: they do not depend on `roxie-wire`, so they cannot name its headers.
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
@@ -24,6 +24,7 @@ pub mod limits;
 pub mod protocol;
 pub mod random;
 pub mod roster;
+pub mod tcp;
 pub mod text;
 pub mod threads;
 pub mod time;

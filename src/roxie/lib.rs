@@ -94,7 +94,7 @@
 
 // The layers below, from the wire up, under the names that users of this crate know.
 #[doc(hidden)]
-pub use roxie_base::{allocator, descriptors, random, threads};
+pub use roxie_base::{allocator, descriptors, random, tcp, threads};
 #[doc(inline)]
 pub use roxie_base::{flow, limits, protocol, roster, text, time};
 #[doc(hidden)]

@@ -264,3 +264,18 @@ fn wrong_records_of_mount_are_closed() {
     }
     assert!(site.mount("/").is_ok());
 }
+
+#[test]
+fn slow_connections_do_not_stop_mount() {
+    let site = Site::new();
+    let at = site.server.as_ref().expect("it runs").mount_address();
+    let begun = |_| {
+        let mut stream = TcpStream::connect(at).expect("a connection");
+        stream.write_all(&[0x80]).expect("room");
+        stream
+    };
+    let mut held: Vec<_> = (0..16).map(begun).collect();
+    assert!(site.mount("/").is_ok());
+    // Connections of one address take the places of each other.
+    assert!(matches!(held[0].read(&mut [0]), Ok(0) | Err(_)));
+}

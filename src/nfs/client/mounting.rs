@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use roxie::tcp::Timed;
 use rustix::net::{AddressFamily, SocketType};
 
 use super::error::ClientError;
@@ -91,9 +92,8 @@ fn call(
     let mut message = out.finish();
     message.extend(arguments);
     let exchange = || {
-        let mut stream = connect(at)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        // For the whole call: a server that sends a byte now and then holds nobody up.
+        let mut stream = Timed::new(connect(at)?, PATIENCE);
         send_record(&mut stream, &message)?;
         receive_record(&mut stream, LONGEST_REPLY)?
             .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))

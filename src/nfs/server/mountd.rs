@@ -1,11 +1,11 @@
 //! MOUNT over TCP, by which a client gets the handle of the exported folder.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+
+use roxie::tcp::{self, Timed};
 
 use super::answer::refusal;
 use super::{ServerEvent, Shared};
@@ -14,14 +14,12 @@ use crate::nfs3;
 use crate::rpc::{Call, Outcome, Reply};
 use crate::xdr::{Malformed, Reader, Writer};
 
-/// Connections at a time.
-const MOST_CONNECTIONS: usize = 16;
-/// Time that a client may take for a call.
+/// Time that a client may take for a whole call, and again for the whole reply.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections at a time. A client needs one, for a moment.
+const LIMITS: tcp::Limits = tcp::Limits { connections: 16, of_network: 4, patience: PATIENCE };
 /// Bytes of a call at most.
 const LONGEST_CALL: usize = 4096;
-/// Interval at which the acceptor looks whether the server is to stop.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Listens, and accepts connections on a thread of its own until the server stops.
 pub(super) fn start(
@@ -35,72 +33,28 @@ pub(super) fn start(
         }
         _ => Err(error),
     })?;
-    listener.set_nonblocking(true)?;
     let at = listener.local_addr()?;
-    let shared = Arc::clone(shared);
-    let thread = std::thread::Builder::new().name("nfs-mount".into());
-    Ok((at, thread.spawn(move || accept(&shared, &listener))?))
-}
-
-fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
-    let connections = Arc::new(AtomicUsize::new(0));
-    while !shared.stops() {
-        let Ok((stream, peer)) = listener.accept() else {
-            wait(listener);
-            continue;
-        };
-        if connections.load(Relaxed) >= MOST_CONNECTIONS {
-            continue;
+    let [stopping, serving] = [(); 2].map(|()| Arc::clone(shared));
+    let handle = move |stream: Timed, peer| {
+        let closed = [io::ErrorKind::TimedOut, io::ErrorKind::UnexpectedEof];
+        if let Err(error) = serve(&serving, stream, peer)
+            && !closed.contains(&error.kind())
+        {
+            (serving.report)(ServerEvent::Ended { peer, why: format!("MOUNT: {error}") });
         }
-        let counted = Counted::new(&connections);
-        let serving = Arc::clone(shared);
-        // A client without a thread sees its connection closed.
-        let _ = std::thread::Builder::new().name("nfs-mount".into()).spawn(move || {
-            let _counted = counted;
-            if let Err(error) = serve(&serving, stream, peer)
-                && !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-            {
-                (serving.report)(ServerEvent::Ended { peer, why: format!("MOUNT: {error}") });
-            }
-        });
-    }
+    };
+    let accept = move || tcp::serve(&listener, &LIMITS, Some(&stopping.stop), handle);
+    Ok((at, std::thread::Builder::new().name("nfs-mount".into()).spawn(accept)?))
 }
 
-/// Waits for a connection, for a tenth of a second at most.
-fn wait(listener: &TcpListener) {
-    let mut fds = [rustix::event::PollFd::from_borrowed_fd(listener.as_fd(), rustix::event::PollFlags::IN)];
-    let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
-    // A failure that repeats must not take all of a processor.
-    if rustix::event::poll(&mut fds, Some(&timeout)).is_err() {
-        std::thread::sleep(LOOK);
-    }
-}
-
-/// A counted connection; no longer counted when dropped.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Counted {
-        count.fetch_add(1, Relaxed);
-        Counted(Arc::clone(count))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
-fn serve(shared: &Shared, mut stream: TcpStream, peer: SocketAddr) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn serve(shared: &Shared, mut stream: Timed, peer: SocketAddr) -> io::Result<()> {
     while let Some(record) = receive_record(&mut stream, LONGEST_CALL)? {
         let reply = answer(shared, &record, peer).map_err(|malformed| {
             io::Error::new(io::ErrorKind::InvalidData, format!("a malformed call: {malformed}"))
         })?;
+        stream.restart(PATIENCE);
         send_record(&mut stream, &reply)?;
+        stream.restart(PATIENCE);
         if shared.stops() {
             break;
         }
