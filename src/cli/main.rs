@@ -20,6 +20,7 @@ mod doctor;
 mod failure;
 mod floor;
 mod formats;
+mod http;
 mod lab;
 mod ladder;
 mod line_rate;

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 use clap::Args;
 use roxie::host::inspect::{PassDurations, Snapshot};
 use roxie::text::Foreign;
-use tiny_http::{Header, Method, Response, Server};
+use roxie::threads::lock;
 
 use crate::failure::{EXIT_CODES, Failure};
+use crate::http::{self, Reply};
 use crate::output;
 use crate::show::objects::{ProcessFilter, look};
 
@@ -49,7 +51,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
 /// Prints the metrics, or serves them until the process is ended.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match arguments.listen {
-        Some(address) => listen(address).map(|server| serve(&server, &arguments.filter)),
+        Some(address) => listen(address).map(|listener| serve(&listener, arguments.filter.clone())),
         None => look(&arguments.filter).and_then(|seen| output::lines(&text(&seen))),
     };
     match done {
@@ -59,32 +61,31 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 /// Binds the address, and reports the metrics' URL on standard error.
-pub(crate) fn listen(address: SocketAddr) -> Result<Server, Failure> {
-    let server =
-        Server::http(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))?;
-    output::note(format_args!("metrics at http://{}/metrics", server.server_addr()));
-    Ok(server)
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let listener = http::listen(address)?;
+    let at = listener.local_addr().unwrap_or(address);
+    output::note(format_args!("metrics at http://{at}/metrics"));
+    Ok(listener)
 }
 
 /// Answers requests until the process ends.
-pub(crate) fn serve(server: &Server, filter: &ProcessFilter) {
-    for request in server.incoming_requests() {
-        let path = request.url().split('?').next().unwrap_or_default();
-        let known = matches!(request.method(), Method::Get | Method::Head);
-        let (code, body) = match (known, path) {
-            (true, "/metrics") => match look(filter) {
-                Ok(seen) => (200, text(&seen)),
-                Err(failure) => (503, format!("{failure}\n")),
-            },
-            (true, "/") => (200, "roxie: the devices' counters are at /metrics\n".to_owned()),
-            (true, _) => (404, "not found: the devices' counters are at /metrics\n".to_owned()),
-            (false, _) => (405, "only GET\n".to_owned()),
+pub(crate) fn serve(listener: &TcpListener, filter: ProcessFilter) {
+    // One look at a time, whatever the number of clients: it asks all devices.
+    let looking = Mutex::new(());
+    http::serve(listener, move |target| {
+        let (code, body) = match target.split('?').next().unwrap_or_default() {
+            "/metrics" => {
+                let _one = lock(&looking);
+                match look(&filter) {
+                    Ok(seen) => (200, text(&seen)),
+                    Err(failure) => (503, format!("{failure}\n")),
+                }
+            }
+            "/" => (200, "roxie: the devices' counters are at /metrics\n".to_owned()),
+            _ => (404, "not found: the devices' counters are at /metrics\n".to_owned()),
         };
-        let kind = Header::from_bytes("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            .expect("a header is ASCII");
-        // A scraper may have disconnected: ignore the error.
-        let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
-    }
+        Reply { code, kind: "text/plain; version=0.0.4; charset=utf-8", body }
+    });
 }
 
 /// Formats snapshots in Prometheus' text format, version 0.0.4.

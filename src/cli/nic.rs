@@ -122,10 +122,10 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     if !quiet {
         output::note(format_args!("{interface} is served over {} ({})", info.name, info.mode));
     }
-    if let Some(server) = scraped {
+    if let Some(listener) = scraped {
         std::thread::Builder::new()
             .name("roxie-metrics".into())
-            .spawn(move || metrics::serve(&server, &ProcessFilter::default()))
+            .spawn(move || metrics::serve(&listener, ProcessFilter::default()))
             .map_err(|error| Failure::Run(format!("a thread for metrics: {error}")))?;
     }
     wait(&daemon, &signals, &log)?;

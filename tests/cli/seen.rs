@@ -276,10 +276,10 @@ fn metrics_are_served_over_http() {
         answer.unwrap()
     };
     let answer = ask("GET /metrics");
-    assert!(answer.starts_with("HTTP/1.0 200") && answer.contains("text/plain; version=0.0.4"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("text/plain; version=0.0.4"), "{answer}");
     assert!(answer.contains(&format!("pid=\"{}\"", program.child.id())), "{answer}");
     for (what, code) in [("GET /", "200"), ("GET /nothing", "404"), ("POST /metrics", "405")] {
-        assert!(ask(what).starts_with(&format!("HTTP/1.0 {code}")), "{what}");
+        assert!(ask(what).starts_with(&format!("HTTP/1.1 {code}")), "{what}");
     }
     // An address takes one server.
     net.left("metrics --listen 192.0.2.1:9740").failed(1, &["cannot listen on 192.0.2.1:9740", "in use"]);

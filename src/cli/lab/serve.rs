@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use clap::Args;
-use tiny_http::{Header, Method, Response, Server};
 
 use super::catalogue::{ALL, Lab};
 use super::page;
 use crate::failure::Failure;
+use crate::http::{self, Reply};
 use crate::output;
 
 /// Serve all labs as pages on a local port
@@ -27,17 +27,12 @@ pub(super) struct Arguments {
 
 /// Serves until the process is ended.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let address = arguments.listen;
-    let server =
-        Server::http(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))?;
-    output::note(format_args!("labs at http://{}/", server.server_addr()));
-    for request in server.incoming_requests() {
-        let known = matches!(request.method(), Method::Get | Method::Head);
-        let (code, body) = if known { answer(request.url()) } else { (405, page::refusal("only GET")) };
-        let kind = Header::from_bytes("Content-Type", "text/html; charset=utf-8").expect("a header is ASCII");
-        // A browser may have disconnected: ignore the error.
-        let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
-    }
+    let listener = http::listen(arguments.listen)?;
+    output::note(format_args!("labs at http://{}/", listener.local_addr().unwrap_or(arguments.listen)));
+    http::serve(&listener, |target| {
+        let (code, body) = answer(target);
+        Reply { code, kind: "text/html; charset=utf-8", body }
+    });
     Ok(())
 }
 

@@ -45,11 +45,11 @@ fn index_links_labs_and_form_runs_them() {
         assert!(index.contains(&link), "{link}");
     }
     let page = get(&address, "/go-back-n?arguments=--lose+2+--packets+4");
-    assert!(page.starts_with("HTTP/1.0 200"), "{page}");
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
     assert_eq!(embedded(&page), data("go-back-n --lose 2 --packets 4"));
-    assert!(get(&address, "/nowhere").starts_with("HTTP/1.0 404"));
+    assert!(get(&address, "/nowhere").starts_with("HTTP/1.1 404"));
     let wrong = get(&address, "/go-back-n?arguments=--lose+0");
-    assert!(wrong.starts_with("HTTP/1.0 400") && wrong.contains("is no number of a frame"), "{wrong}");
-    assert!(get(&address, "/frame?arguments=--capture+/etc/hostname").starts_with("HTTP/1.0 403"));
+    assert!(wrong.starts_with("HTTP/1.1 400") && wrong.contains("is no number of a frame"), "{wrong}");
+    assert!(get(&address, "/frame?arguments=--capture+/etc/hostname").starts_with("HTTP/1.1 403"));
     refused(&format!("serve --listen {address}"), 1, &["cannot listen on", &address]);
 }
