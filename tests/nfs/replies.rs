@@ -1,6 +1,8 @@
 //! Servers that reply what no server replies, and those that are started again: the client says what is wrong.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ struct Called {
     arguments: Vec<u8>,
 }
 
-/// A reply: a header, and a message behind it. `None`: the server disconnects.
+/// A reply: a header, and a message behind it. `None`: the server disconnects. A header without credits is not sent.
 type Answer = Option<(Header, Vec<u8>)>;
 
 /// A server that takes one connection, and answers each call but NULL as a function says.
@@ -74,6 +76,9 @@ impl Odd {
                     _ => (by, answer(called)),
                 };
                 let Some((header, message)) = answer else { return };
+                if header.credits == 0 {
+                    continue;
+                }
                 let reply = [&header.to_bytes()[..], &message].concat();
                 let place = (16 + sent % 16) * 4096;
                 sent += 1;
@@ -89,7 +94,11 @@ impl Odd {
     }
 
     fn connect(&self) -> Client {
-        let options = ClientOptions { timeout: PATIENCE, ..ClientOptions::default() };
+        self.connect_for(PATIENCE)
+    }
+
+    fn connect_for(&self, timeout: Duration) -> Client {
+        let options = ClientOptions { timeout, ..ClientOptions::default() };
         Client::connect(&self.near, &self.manager, self.to, options).expect("a connection")
     }
 }
@@ -161,11 +170,34 @@ fn write_with_immediate_ends_the_client() {
     assert!(said.contains("RecvWriteImm"), "{said}");
 }
 
-/// Answers GETATTR with a file of 100,000 bytes.
-fn attributes(xid: u32) -> Answer {
-    let mut results = words(&[0, 1, 0o644, 1, 0, 0, 0, 100_000]);
+/// Answers GETATTR with a file of this size.
+fn attributes(xid: u32, size: u32) -> Answer {
+    let mut results = words(&[0, 1, 0o644, 1, 0, 0, 0, size]);
     results.extend([0; 84 - 28]);
     Some(success(xid, &results))
+}
+
+#[test]
+fn unanswered_read_bounds_what_is_kept() {
+    const MANY: usize = 1000;
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&reads);
+    let odd = Odd::new(move |called| {
+        let xid = called.header.xid;
+        if called.procedure == procedure::GETATTR {
+            return attributes(xid, 1 << 30);
+        }
+        match counted.fetch_add(1, Relaxed) {
+            0 => Some((Header { credits: 0, ..header(xid, Body::WrongChunk) }, vec![])),
+            MANY.. => None,
+            _ => Some(success(xid, &[words(&[0, 0, 512, 0, 512]), vec![7; 512]].concat())),
+        }
+    });
+    let mut out = Vec::new();
+    let read = odd.connect_for(Duration::from_millis(500)).read_file(&file(), "/file", 512, &mut out, |_| {});
+    let said = read.expect_err("the first part does not come").to_string();
+    assert!(reads.load(Relaxed) <= 64, "{} READs: {said}", reads.load(Relaxed));
+    assert!(out.is_empty());
 }
 
 #[test]
@@ -174,7 +206,7 @@ fn chunks_longer_than_offered_are_told() {
     {
         let odd = Odd::new(move |called| {
             if called.procedure == procedure::GETATTR {
-                return attributes(called.header.xid);
+                return attributes(called.header.xid, 100_000);
             }
             let xid = called.header.xid;
             let mut chunks = called.header.chunks().expect("lists").clone();

@@ -116,7 +116,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if size == 0 || !size.is_multiple_of(block) || size > longest || size / block > namespace.blocks {
         return Err(Failure::Usage(format!(
             "--size {size}: a multiple of the block, {block}, up to {} is possible",
-            longest.min(namespace.blocks * block)
+            longest.min(namespace.blocks.saturating_mul(block))
         )));
     }
     let count = namespace.blocks / (size / block);

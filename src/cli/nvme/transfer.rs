@@ -81,6 +81,10 @@ pub(super) fn read(arguments: &ReadArguments) -> Result<(), Failure> {
     };
     initiator.connect_io().map_err(failure)?;
     let step = (initiator.longest_transfer() >> namespace.block_shift) as u64;
+    if step == 0 {
+        let (block, most) = (1u64 << namespace.block_shift, initiator.longest_transfer());
+        return Err(Failure::Peer(format!("the target moves {most} bytes at most, and a block has {block}")));
+    }
     let mut pipe = Pipe::default();
     let (mut at, end) = (arguments.lba, arguments.lba + count);
     while at < end {
@@ -173,6 +177,10 @@ fn fill(input: &mut dyn Read, bytes: &mut [u8]) -> Result<usize, Failure> {
     Ok(length)
 }
 
+/// Commands that are kept at most, with their data: a target that never answers one of them must not have all that follow read. The longest
+/// queue has 1,023 commands.
+const MOST_UNDER_WAY: usize = 1024;
+
 /// Commands under way, in their order, so that their data leaves in the same order.
 #[derive(Default)]
 struct Pipe {
@@ -189,6 +197,10 @@ impl Pipe {
         out: &mut dyn Write,
     ) -> Result<(), Failure> {
         loop {
+            if self.under_way.len() >= MOST_UNDER_WAY {
+                self.finish_one(initiator, out)?;
+                continue;
+            }
             match initiator.submit(command, data).map_err(failure)? {
                 Some(id) => {
                     self.under_way.push_back((id, command, None));

@@ -3,11 +3,15 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 
+use super::transport::SLOTS;
 use super::{
     AROUND, Arguments, Client, ClientError, Data, FileHandle, Finished, LONGEST_TRANSFER, Stable, Written,
     failed, results,
 };
 use crate::nfs3;
+
+/// Parts that are kept at most: a server that never answers for one of them must not have all that follow read.
+const MOST_PARTS: usize = 4 * SLOTS as usize;
 
 /// A part of a file that is read.
 #[derive(Debug)]
@@ -55,7 +59,10 @@ impl Client {
             for part in parts.iter_mut().filter(|part| part.slot.is_none() && !part.is_done) {
                 part.slot = self.read(file, part)?;
             }
-            while next < size && parts.iter().all(|part| part.slot.is_some() || part.is_done) {
+            while next < size
+                && parts.len() < MOST_PARTS
+                && parts.iter().all(|part| part.slot.is_some() || part.is_done)
+            {
                 let count = u64::from(transfer).min(size - next) as u32;
                 let mut part = Wanted { offset: next, count, bytes: Vec::new(), slot: None, is_done: false };
                 part.slot = self.read(file, &part)?;
