@@ -358,7 +358,8 @@ impl Manager {
         service_timeout: u8,
         private_data: PrivateData,
     ) {
-        let Some(connection) = self.table.get(id) else { return };
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let may_send = connection.may_send();
         let (stage, next) = match connection.state {
             State::RepRcvd | State::MraRepSent => (Stage::Rep, State::MraRepSent),
             _ => (Stage::Req, State::MraReqSent),
@@ -372,7 +373,9 @@ impl Manager {
         };
         let (route, tid) = (connection.route, connection.tid);
         self.set_state(id, cause, next);
-        self.send(route, tid, &CmMessage::Mra(mra));
+        if may_send {
+            self.send(route, tid, &CmMessage::Mra(mra));
+        }
     }
 
     pub(super) fn send_dreq(&mut self, now: Nanos, id: CommId, cause: Cause, private_data: PrivateData) {

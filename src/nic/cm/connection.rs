@@ -123,6 +123,8 @@ pub(super) struct Connection {
     pub(super) repeat_until: Nanos,
     /// True once a message from the peer has arrived.
     pub(super) heard: bool,
+    /// Messages that may be sent to an unproven address before its next one. `None`: any number.
+    pub(super) budget: Option<u8>,
 }
 
 /// Timeout code for the lingering of a resolution: Linux's code for connections on RoCE.
@@ -180,6 +182,7 @@ impl Connection {
             linger: Nanos::ZERO,
             repeat_until: Nanos::ZERO,
             heard: false,
+            budget: None,
         }
     }
 

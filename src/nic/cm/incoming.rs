@@ -2,14 +2,13 @@
 
 use crate::verbs::{Mtu, Psn};
 use roxie_base::time::Nanos;
+use roxie_wire::Qpn;
 use roxie_wire::cm::{
     Apr, AprStatus, Ari, CmMessage, CommId, Drep, Dreq, Kind, Lap, Mra, PrivateData, Rej, RejReason, Rep,
     Req, Rtu, SidrRep, SidrReq, SidrStatus, Stage, Transport,
 };
-use roxie_wire::{Qpn, ServiceId};
 
 use super::connection::{Connection, RemoteKey, State, ack_timeout};
-use super::listeners::Admission;
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{Arrival, Event, HowDisconnected, Listener, Parameters, Route};
@@ -61,7 +60,7 @@ impl Manager {
             self.counters.unknown_id += 1;
             return None;
         }
-        connection.heard = true;
+        (connection.heard, connection.budget) = (true, None);
         Some(connection.state)
     }
 
@@ -90,31 +89,6 @@ impl Manager {
             return self.hold_early(now, tid, CmMessage::Req(req), route);
         };
         self.take_req(now, tid, req, route, listener, key);
-    }
-
-    /// Looks for a listener, and for room in its backlog and in the tables. `None`: the request is dropped.
-    /// `Some(None)`: there is no listener.
-    fn admit(&mut self, service: ServiceId, route: &Route) -> Option<Option<Listener>> {
-        if self.events.len() >= self.config.limits.events {
-            self.counters.events_full += 1;
-            return None;
-        }
-        if self.half_open.get(&route.remote).is_some_and(|count| *count >= self.config.limits.half_open) {
-            self.counters.address_full += 1;
-            return None;
-        }
-        if self.table.is_full() && !self.evict_oldest() {
-            self.counters.table_full += 1;
-            return None;
-        }
-        match self.listeners.admit(service, route.local) {
-            Admission::Taken(listener) => Some(Some(listener)),
-            Admission::NoListener => Some(None),
-            Admission::BacklogFull => {
-                self.counters.backlog_full += 1;
-                None
-            }
-        }
     }
 
     fn take_req(
@@ -157,6 +131,7 @@ impl Manager {
         };
         let mut connection = Connection::new(State::ReqRcvd, route, parameters);
         connection.arrived = now;
+        connection.budget = self.message_budget(route.remote);
         connection.tid = tid;
         connection.remote_id = req.local_comm_id;
         connection.remote_key = Some(key);
@@ -185,7 +160,9 @@ impl Manager {
     /// Handles a repeated REQ (IBTA 12.9.8.5): sends the lost answer again.
     fn on_req_again(&mut self, now: Nanos, id: CommId) {
         self.counters.count_duplicate(Kind::Req);
-        let Some(connection) = self.table.get(id) else { return };
+        let budget = Some(self.config.unproven_messages);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.budget = connection.budget.and(budget);
         match connection.state {
             // The consumer has not answered yet.
             State::ReqRcvd | State::MraReqSent if !connection.is_early_repeat(now) => {
@@ -350,7 +327,7 @@ impl Manager {
         self.cancel_timer(id);
         self.set_state(id, cause, State::Established);
         if let Some(connection) = self.table.get_mut(id) {
-            connection.outgoing = None;
+            (connection.outgoing, connection.budget) = (None, None);
         }
         self.emit(Event::Established { id, private_data });
     }

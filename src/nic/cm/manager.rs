@@ -15,7 +15,8 @@ use super::early::EarlyRequests;
 use super::listeners::Listeners;
 use super::table::Table;
 use super::transitions::{self, Cause};
-use super::{CmError, Event, HandoverStore, HowDisconnected, ListenOn, Parameters, Route, WhyUnreachable};
+use super::unproven::ProvenAddresses;
+use super::{CmError, Event, HandoverStore, HowDisconnected, ListenOn, Parameters, Route};
 
 /// Configuration of a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,9 @@ pub struct Config {
     /// costs this delay, not the peer's whole response timeout. Repetitions use no retry, and a peer that has the
     /// message ignores them. Zero: no repetition.
     pub first_repeat: Nanos,
+    /// Maximum number of messages for an accepted request, while its address has never confirmed a connection. Any host may be
+    /// named as the source of a request.
+    pub unproven_messages: u8,
     /// Offer selective repeat to peers, and agree to it, on RC.
     pub selective_repeat: bool,
 }
@@ -56,6 +60,7 @@ impl Default for Config {
             insistence: Nanos::from_millis(250),
             silent_retries: 2,
             first_repeat: Nanos::from_millis(250),
+            unproven_messages: 3,
             selective_repeat: false,
         }
     }
@@ -98,6 +103,7 @@ pub struct Manager {
     pub(super) counters: CmCounters,
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
+    pub(super) proven: ProvenAddresses,
     pub(super) handover_store: Option<Box<dyn HandoverStore>>,
     /// Number of connections and resolutions that wait for a first answer.
     pub(super) asking: u32,
@@ -124,6 +130,7 @@ impl Manager {
             counters: CmCounters::default(),
             due: Vec::new(),
             early: EarlyRequests::new(),
+            proven: ProvenAddresses::default(),
             handover_store: None,
             asking: 0,
             transactions: 0,
@@ -273,15 +280,19 @@ impl Manager {
         let outgoing = Outgoing { kind: message.kind(), mad: message.to_mad(connection.tid) };
         let (route, kind, mad) = (connection.route, outgoing.kind, outgoing.mad);
         connection.outgoing = Some(outgoing);
-        self.put(route, kind, mad, false);
+        if connection.may_send() {
+            self.put(route, kind, mad, false);
+        }
     }
 
     /// Retransmits the kept message, if it is of this kind.
     pub(super) fn send_again(&mut self, id: CommId, kind: Kind) {
-        let Some(connection) = self.table.get(id) else { return };
+        let Some(connection) = self.table.get_mut(id) else { return };
         if let Some(outgoing) = connection.outgoing.as_ref().filter(|outgoing| outgoing.kind == kind) {
             let (route, mad) = (connection.route, outgoing.mad);
-            self.put(route, kind, mad, true);
+            if connection.may_send() {
+                self.put(route, kind, mad, true);
+            }
         }
     }
 
@@ -300,7 +311,7 @@ impl Manager {
         // While the table is more than half full, REPs are not repeated, so that a flood of requests is not amplified.
         let crowded = self.table.len() > self.table.limit() as usize / 2;
         let Some(connection) = self.table.get_mut(id) else { return };
-        if crowded && connection.state == State::RepSent {
+        if (crowded || connection.has_last_message()) && connection.state == State::RepSent {
             connection.pause = Nanos::ZERO;
         }
         let soon = now + connection.pause;
@@ -350,6 +361,9 @@ impl Manager {
         }
         if was_half_open && !is_half_open {
             self.count_half_open(address, false);
+        }
+        if state == State::Established {
+            self.proven.add(address);
         }
         self.bequeath(id);
     }
@@ -450,41 +464,5 @@ impl Manager {
         }
         self.bequeath(id);
         Ok(id)
-    }
-
-    fn count_half_open(&mut self, address: Gid, more: bool) {
-        let count = self.half_open.entry(address).or_default();
-        *count = if more { *count + 1 } else { count.saturating_sub(1) };
-        if *count == 0 {
-            self.half_open.remove(&address);
-        }
-    }
-
-    /// Adds a candidate for eviction: an accepted connection without a message from its peer since, or an abandoned
-    /// one.
-    pub(super) fn note_answered(&mut self, id: CommId) {
-        // Drop outdated entries: most connections are established or gone by now.
-        if self.answered.len() >= 2 * self.table.limit() as usize {
-            let table = &self.table;
-            self.answered.retain(|id| table.get(*id).is_some_and(Connection::is_evictable));
-        }
-        self.answered.push_back(id);
-    }
-
-    /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The
-    /// peer of a half-open one has sent no message since our answer, although a live peer replies at once. The evicted
-    /// peer is not notified. Returns false if there is no candidate.
-    pub(super) fn evict_oldest(&mut self) -> bool {
-        while let Some(id) = self.answered.pop_front() {
-            let Some(connection) = self.table.get(id).filter(|c| c.is_evictable()) else { continue };
-            if !connection.orphan {
-                let why = WhyUnreachable::Silent { asked: connection.asked() };
-                self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
-            }
-            self.remove(id, Cause::Evicted);
-            self.counters.evicted += 1;
-            return true;
-        }
-        false
     }
 }

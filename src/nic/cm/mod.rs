@@ -57,7 +57,8 @@
 //! * Timeouts and retries that a peer asks for are granted within limits.
 //! * Each address has a quota of half-open connections.
 //! * If the table is full, the oldest connection that its peer has not confirmed is evicted.
-//! * Each message causes at most one message in return; two, if it reveals a stale connection.
+//! * Each message causes at most one message in return; two, if it reveals a stale connection. An accepted request causes
+//!   three, until its address has confirmed a connection once.
 //! * Messages of a connection are accepted from its peer's address only.
 //! * Malformed messages, messages for unknown connections, and messages in the wrong state are counted.
 
@@ -75,6 +76,7 @@ mod table;
 mod transitions;
 
 // Behaviour: calls of the consumer, messages from peers, timers.
+mod admission;
 mod audit;
 mod calls;
 mod early;
@@ -84,6 +86,7 @@ mod incoming;
 mod manager;
 mod timers;
 mod undelivered;
+mod unproven;
 
 pub use connection::State;
 pub use counters::CmCounters;

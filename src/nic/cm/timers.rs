@@ -49,8 +49,9 @@ impl Manager {
         // Does not apply to SIDR_REQ: a slow host has no message to announce a delay.
         let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
         let remote = connection.route.remote;
-        let silent = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
+        let unknown = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
         let Some(connection) = self.table.get_mut(id) else { return };
+        let silent = unknown || connection.has_last_message();
         if connection.retries_left > 0 && !silent {
             connection.retries_left -= 1;
             let deadline = now + connection.answer_timeout;

@@ -16,4 +16,5 @@ mod simulation;
 mod soon;
 mod stale;
 mod undelivered;
+mod unproven;
 mod wire;

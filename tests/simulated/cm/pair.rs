@@ -40,6 +40,7 @@ pub fn config(end: usize) -> Config {
         insistence: Nanos::ZERO,
         // Use the request's number of retries.
         silent_retries: 15,
+        unproven_messages: u8::MAX,
         // No early repetitions.
         first_repeat: Nanos::ZERO,
         ..Config::default()

@@ -206,6 +206,7 @@ impl World {
             ca_guid: 0xabc0 + host as u64,
             // The link may be arbitrarily bad.
             silent_retries: 15,
+            unproven_messages: u8::MAX,
             ..Config::default()
         };
         let mut manager = Manager::new(config);
