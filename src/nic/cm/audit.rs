@@ -24,16 +24,16 @@ impl Manager {
             if connection.is_half_open() {
                 *half_open.entry(connection.route.remote).or_insert(0) += 1;
             }
-            if let Some(listener) = connection.listener {
-                *pending.entry(listener).or_insert(0) += 1;
+            if let Some(place) = connection.place {
+                *pending.entry(place.listener).or_insert(0) += 1;
             }
             by_remote.extend(connection.remote_key.map(|key| (key, *id)));
             let key = connection.connected_key().filter(|_| connection.state != State::TimeWait);
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
         let asking = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
-        let waits = all.iter().filter(|(_, connection)| connection.listener.is_some());
-        let waits = waits.filter(|(_, connection)| !connection.state.is_pending()).count();
+        let waits = all.iter().filter(|(_, connection)| connection.place.is_some());
+        let waits = waits.filter(|(_, connection)| !connection.keeps_place()).count();
         differ("half-open connections by address", &self.half_open, &half_open)
             .or_else(|| differ("connections by the peer's names", &self.by_remote, &by_remote))
             .or_else(|| differ("connections by the peer's QPs", &self.by_peer_qp, &by_peer_qp))

@@ -2,7 +2,6 @@
 
 use crate::verbs::Psn;
 use roxie_base::time::Nanos;
-use roxie_wire::ServiceId;
 use roxie_wire::cm::{
     Ari, CmMessage, CommId, Drep, Dreq, Kind, Mra, Path, PrivateData, RejReason, Rep, Req, Rtu, SidrRep,
     SidrReq, SidrStatus, Stage, TooLong, Transport,
@@ -12,31 +11,14 @@ use super::connection::{Connection, State, ack_timeout};
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{
-    AcceptOptions, CmError, ConnectRequest, HowDisconnected, ListenOn, Listener, LocalQp, Parameters,
-    ResolveAnswer, ResolveRequest, Route,
+    AcceptOptions, CmError, ConnectRequest, HowDisconnected, LocalQp, Parameters, ResolveAnswer,
+    ResolveRequest, Route,
 };
 
 /// RoCE has no LIDs (IBTA annex A17).
 const NO_LID: u16 = 0xffff;
 
 impl Manager {
-    /// Listens for requests. At most `backlog` (at least 1) requests may wait for the consumer's answer. Further ones
-    /// are dropped and will be retransmitted. Requests that arrived shortly before are processed by the next
-    /// `handle_timeouts`.
-    ///
-    /// # Errors
-    /// If the address is listened on already, or the maximum number of listeners is reached.
-    pub fn listen(&mut self, service: ServiceId, on: ListenOn, backlog: u32) -> Result<Listener, CmError> {
-        let listener = self.listeners.add(service, on, backlog)?;
-        self.recheck_early();
-        Ok(listener)
-    }
-
-    /// Stops listening. Pending requests remain and must be answered. Returns false if there was no such listener.
-    pub fn stop_listening(&mut self, listener: Listener) -> bool {
-        self.listeners.remove(listener)
-    }
-
     /// Requests a connection: sends a REQ. The answer is [`Event::Reply`](super::Event::Reply),
     /// [`Event::Rejected`](super::Event::Rejected) or [`Event::Unreachable`](super::Event::Unreachable).
     ///
@@ -191,6 +173,7 @@ impl Manager {
         self.expect("delay", id, &states)?;
         private_data.check(Kind::Mra)?;
         check_values(&[("service_timeout", service_timeout, 31)])?;
+        self.take(id);
         self.send_mra(id, Cause::Delay, service_timeout, private_data);
         Ok(())
     }
@@ -347,7 +330,7 @@ impl Manager {
         }
     }
 
-    fn forget_events(&mut self, id: CommId) {
+    pub(super) fn forget_events(&mut self, id: CommId) {
         self.events.retain(|event| event.id() != id);
     }
 

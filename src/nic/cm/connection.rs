@@ -5,7 +5,8 @@ use roxie_wire::cm::{CommId, Kind, Stage};
 use roxie_wire::mad::MAD_LEN;
 use roxie_wire::{Gid, Qpn, ServiceId};
 
-use super::{Listener, Parameters, Route};
+use super::listeners::Place;
+use super::{Parameters, Route};
 
 /// State of a connection, named as in the diagrams of IBTA 12.9.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,8 +100,10 @@ pub(super) struct Connection {
     pub(super) parameters: Parameters,
     /// Active side: maximum lifetime of a packet, as a timeout code.
     pub(super) packet_lifetime: u8,
-    /// The listener with this request in its backlog.
-    pub(super) listener: Option<Listener>,
+    /// The place of this request in a backlog.
+    pub(super) place: Option<Place>,
+    /// Time within which the peer of a request in a backlog must repeat it.
+    pub(super) patience: Nanos,
     /// The message to retransmit after a timeout, or when the peer evidently lacks it.
     pub(super) outgoing: Option<Outgoing>,
     /// Time to wait for an answer.
@@ -145,6 +148,12 @@ impl Connection {
         }
     }
 
+    /// True if a request in this state keeps its place in the backlog.
+    pub(super) fn keeps_place(&self) -> bool {
+        let until_confirmed = self.place.is_some_and(|place| place.until_confirmed);
+        self.state.is_pending() || until_confirmed && self.state.is_half_open()
+    }
+
     /// Returns the number of times that the current message was sent.
     pub(super) fn asked(&self) -> u8 {
         let again = self.max_retries.saturating_sub(self.retries_left);
@@ -170,7 +179,8 @@ impl Connection {
             service: ServiceId(0),
             parameters,
             packet_lifetime: 0,
-            listener: None,
+            place: None,
+            patience: Nanos::ZERO,
             outgoing: None,
             answer_timeout: Nanos::ZERO,
             max_retries: 0,

@@ -26,8 +26,10 @@ pub struct CmCounters {
     pub table_full: u64,
     /// Requests dropped because their address had too many half-open connections.
     pub address_full: u64,
-    /// Connections evicted from a full table in favour of new requests.
+    /// Connections evicted from a full table or backlog in favour of new requests.
     pub evicted: u64,
+    /// Requests removed from a backlog because their peers no longer repeated them.
+    pub not_repeated: u64,
     /// Requests dropped because too many events were pending.
     pub events_full: u64,
     /// Messages not sent because too many were pending.
@@ -73,7 +75,7 @@ impl CmCounters {
     }
 
     /// Returns the numbers of drops, by name.
-    pub fn drops(&self) -> [(&'static str, u64); 11] {
+    pub fn drops(&self) -> [(&'static str, u64); 12] {
         [
             ("cm_not_cm", self.not_cm),
             ("cm_not_from_gsi", self.not_from_gsi),
@@ -84,6 +86,7 @@ impl CmCounters {
             ("cm_table_full", self.table_full),
             ("cm_address_full", self.address_full),
             ("cm_evicted", self.evicted),
+            ("cm_not_repeated", self.not_repeated),
             ("cm_events_full", self.events_full),
             ("cm_transmits_full", self.transmits_full),
         ]

@@ -66,6 +66,12 @@ pub enum Event {
         /// The reply (REP).
         reply: Box<Rep>,
     },
+    /// A request has lost its place in the backlog before it was answered or [taken](super::Manager::take): its peer no longer
+    /// repeats it, or other requests were more urgent. Last event of this connection.
+    Withdrawn {
+        /// ID of the connection or resolution, which has ended.
+        id: CommId,
+    },
     /// The peer of an accepted connection is ready: it has sent an RTU or data.
     Established {
         /// ID of the connection that we accepted.
@@ -126,6 +132,7 @@ impl Event {
         match self {
             Event::Request { id, .. }
             | Event::ResolutionRequest { id, .. }
+            | Event::Withdrawn { id }
             | Event::Reply { id, .. }
             | Event::Established { id, .. }
             | Event::Rejected { id, .. }
@@ -141,7 +148,8 @@ impl Event {
     pub fn is_last(&self) -> bool {
         matches!(
             self,
-            Event::Rejected { .. }
+            Event::Withdrawn { .. }
+                | Event::Rejected { .. }
                 | Event::Unreachable { .. }
                 | Event::TimeWaitExit { .. }
                 | Event::Resolved { .. }

@@ -9,9 +9,10 @@ use roxie_wire::cm::{
 };
 
 use super::connection::{Connection, RemoteKey, State, ack_timeout};
+use super::listeners::Place;
 use super::manager::Manager;
 use super::transitions::Cause;
-use super::{Arrival, Event, HowDisconnected, Listener, Parameters, Route};
+use super::{Arrival, Event, HowDisconnected, Parameters, Route};
 
 impl Manager {
     /// Handles a datagram that QP1 received. `mad` begins after the GRH.
@@ -82,24 +83,16 @@ impl Manager {
             self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
             return self.end_stale(now, old);
         }
-        let Some(listener) = self.admit(req.service_id, &route) else {
+        let Some(place) = self.admit(now, &key, req.service_id, &route) else {
             return;
         };
-        let Some(listener) = listener else {
+        let Some(place) = place else {
             return self.hold_early(now, tid, CmMessage::Req(req), route);
         };
-        self.take_req(now, tid, req, route, listener, key);
+        self.take_req(now, tid, req, route, place, key);
     }
 
-    fn take_req(
-        &mut self,
-        now: Nanos,
-        tid: u64,
-        mut req: Req,
-        arrival: Route,
-        listener: Listener,
-        key: RemoteKey,
-    ) {
+    fn take_req(&mut self, now: Nanos, tid: u64, mut req: Req, arrival: Route, place: Place, key: RemoteKey) {
         let offers_selective_repeat = req.private_data.take_selective_repeat();
         let (max_dest_rd_atomic, max_rd_atomic) = Parameters::depths(&req);
         let path = &req.primary_path;
@@ -136,11 +129,12 @@ impl Manager {
         connection.remote_id = req.local_comm_id;
         connection.remote_key = Some(key);
         connection.connected = Some((req.local_ca_guid, req.local_qpn));
-        connection.listener = Some(listener);
+        connection.place = Some(place);
         connection.linger = self.granted(parameters.timeout);
         // The ACK timeout includes the round trip.
         connection.answer_timeout = self.granted(req.local_cm_response_timeout) + connection.linger;
         connection.max_retries = req.max_cm_retries.min(self.config.limits.granted_retries);
+        connection.patience = self.patience(req.remote_cm_response_timeout) + connection.linger;
         let peer_qp = connection.connected_key();
         // `admit` has ensured that there is room.
         let Ok(id) = self.insert(connection) else { return };
@@ -148,6 +142,8 @@ impl Manager {
         if let Some(peer_qp) = peer_qp {
             self.by_peer_qp.insert(peer_qp, id);
         }
+        self.await_copy(now, id);
+        let listener = place.listener;
         self.emit(Event::Request { id, listener, route, request: Box::new(req) });
     }
 
@@ -168,14 +164,14 @@ impl Manager {
             State::ReqRcvd | State::MraReqSent if !connection.is_early_repeat(now) => {
                 let cause = Cause::Got(Kind::Req);
                 self.send_mra(id, cause, self.config.service_timeout, PrivateData::EMPTY);
+                self.await_copy(now, id);
             }
+            State::ReqRcvd | State::MraReqSent => self.await_copy(now, id),
             State::RepSent | State::MraRepRcvd => self.send_again(id, Kind::Rep),
             // Repeat the REJ, if it refused this REQ.
             State::TimeWait => self.send_again(id, Kind::Rej),
             // The peer has our REP, or the REQ is an old copy for an active connection.
-            State::ReqRcvd
-            | State::MraReqSent
-            | State::Established
+            State::Established
             | State::DreqSent
             | State::DreqRcvd
             | State::ReqSent
@@ -516,10 +512,11 @@ impl Manager {
         if let Some(&id) = self.by_remote.get(&key) {
             self.counters.count_duplicate(Kind::SidrReq);
             // Repeat the answer, if there is one. Otherwise the consumer has not answered yet.
+            self.await_copy(now, id);
             return self.send_again(id, Kind::SidrRep);
         }
-        let Some(listener) = self.admit(question.service_id, &route) else { return };
-        let Some(listener) = listener else {
+        let Some(place) = self.admit(now, &key, question.service_id, &route) else { return };
+        let Some(place) = place else {
             return self.hold_early(now, tid, CmMessage::SidrReq(question), route);
         };
         let mut connection = Connection::resolution(State::SidrReqRcvd, route);
@@ -527,10 +524,13 @@ impl Manager {
         connection.remote_id = question.request_id;
         connection.remote_key = Some(key);
         connection.service = question.service_id;
-        connection.listener = Some(listener);
+        (connection.place, connection.arrived) = (Some(place), now);
+        connection.patience = self.patience(u8::MAX);
         // `admit` has ensured that there is room.
         let Ok(id) = self.insert(connection) else { return };
         self.by_remote.insert(key, id);
+        self.await_copy(now, id);
+        let listener = place.listener;
         self.emit(Event::ResolutionRequest { id, listener, route, request: Box::new(question) });
     }
 

@@ -1,18 +1,45 @@
 //! Listeners by service and address.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
+use roxie_base::time::Nanos;
+use roxie_wire::cm::CommId;
 use roxie_wire::{Gid, ServiceId};
 
 use super::{CmError, ListenOn, Listener};
 
-#[derive(Clone, Copy, Debug)]
+/// Time for which a request keeps its place against others that are as urgent: a handshake takes milliseconds.
+pub(super) const YOUNG: Nanos = Nanos::from_millis(500);
+
+#[derive(Clone, Debug)]
 struct Entry {
     name: Listener,
     on: ListenOn,
     backlog: u32,
-    /// Number of requests that the consumer has not answered.
-    pending: u32,
+    until_confirmed: bool,
+    /// Requests with a place in the backlog, oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Number of places of each address.
+    by_address: BTreeMap<Gid, u32>,
+}
+
+/// A request in a backlog.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) id: CommId,
+    pub(super) address: Gid,
+    pub(super) since: Nanos,
+    pub(super) urgency: u8,
+}
+
+/// A connection's place in the backlog of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) listener: Listener,
+    /// True if the place is kept until the peer confirms the consumer's answer.
+    pub(super) until_confirmed: bool,
+    /// Requests that were repeated are more urgent: hosts that others named as the source do not repeat them.
+    pub(super) urgency: u8,
 }
 
 /// All listeners of a manager.
@@ -25,14 +52,6 @@ pub(super) struct Listeners {
     version: u64,
 }
 
-/// Result of the search for a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
-    Taken(Listener),
-    BacklogFull,
-    NoListener,
-}
-
 impl Listeners {
     pub(super) fn new(limit: u32) -> Listeners {
         Listeners { by_service: BTreeMap::new(), service_of: BTreeMap::new(), next: 1, limit, version: 0 }
@@ -43,6 +62,7 @@ impl Listeners {
         service: ServiceId,
         on: ListenOn,
         backlog: u32,
+        until_confirmed: bool,
     ) -> Result<Listener, CmError> {
         if self.service_of.len() >= self.limit as usize {
             return Err(CmError::Full { what: "listeners", limit: self.limit });
@@ -57,7 +77,8 @@ impl Listeners {
             name = Listener(name.0.wrapping_add(1));
         }
         self.next = name.0.wrapping_add(1);
-        entries.push(Entry { name, on, backlog: backlog.max(1), pending: 0 });
+        let (waiting, by_address) = (VecDeque::new(), BTreeMap::new());
+        entries.push(Entry { name, on, backlog: backlog.max(1), until_confirmed, waiting, by_address });
         self.version += 1;
         self.service_of.insert(name, service);
         Ok(name)
@@ -89,30 +110,63 @@ impl Listeners {
         self.service_of.len()
     }
 
-    /// Finds the listener with the most specific match for `local`, and counts a request in its backlog.
-    pub(super) fn admit(&mut self, service: ServiceId, local: Gid) -> Admission {
-        let entries = self.by_service.get_mut(&service).map_or(&mut [][..], Vec::as_mut_slice);
-        let closeness = |entry: &&mut Entry| match entry.on {
+    /// Returns the listener with the most specific match for `local`.
+    pub(super) fn find(&self, service: ServiceId, local: Gid) -> Option<Place> {
+        let closeness = |entry: &&Entry| match entry.on {
             ListenOn::Address(_) => 2,
             ListenOn::AnyIpv4 | ListenOn::AnyIpv6 => 1,
             ListenOn::Any => 0,
         };
-        let closest = entries.iter_mut().filter(|entry| entry.on.covers(local)).max_by_key(closeness);
-        match closest {
-            None => Admission::NoListener,
-            Some(entry) if entry.pending >= entry.backlog => Admission::BacklogFull,
-            Some(entry) => {
-                entry.pending += 1;
-                Admission::Taken(entry.name)
-            }
+        let entries = self.by_service.get(&service)?.iter();
+        let closest = entries.filter(|entry| entry.on.covers(local)).max_by_key(closeness)?;
+        let Entry { name: listener, until_confirmed, .. } = *closest;
+        Some(Place { listener, until_confirmed, urgency: 0 })
+    }
+
+    /// Returns the request that gives its place to one from `address`: the oldest of the address with the most places,
+    /// the oldest of the least urgent ones, or the oldest that is no longer young. `Err`: the backlog is full, and has none.
+    pub(super) fn make_place(&self, place: Place, now: Nanos, address: Gid) -> Result<Option<CommId>, ()> {
+        let Some(entry) = self.entry(place.listener) else { return Err(()) };
+        if entry.waiting.len() < entry.backlog as usize {
+            return Ok(None);
         }
+        let places = |address: &Gid| entry.by_address.get(address).copied().unwrap_or_default();
+        let most = entry.by_address.values().copied().max().unwrap_or_default();
+        let least = entry.waiting.iter().map(|waiting| waiting.urgency).min().unwrap_or_default();
+        let mut waiting = entry.waiting.iter();
+        let found = if most > places(&address) + 1 {
+            waiting.find(|waiting| places(&waiting.address) == most)
+        } else if least < place.urgency {
+            waiting.find(|waiting| waiting.urgency == least)
+        } else {
+            waiting.find(|waiting| waiting.urgency <= place.urgency && waiting.since + YOUNG <= now)
+        };
+        found.map(|waiting| Some(waiting.id)).ok_or(())
+    }
+
+    /// Adds a request to the backlog of a listener.
+    pub(super) fn occupy(&mut self, name: Listener, waiting: Waiting) {
+        if let Some(entry) = self.entry_mut(name) {
+            *entry.by_address.entry(waiting.address).or_default() += 1;
+            entry.waiting.push_back(waiting);
+        }
+    }
+
+    fn entry(&self, name: Listener) -> Option<&Entry> {
+        let service = self.service_of.get(&name)?;
+        self.by_service.get(service)?.iter().find(|entry| entry.name == name)
+    }
+
+    fn entry_mut(&mut self, name: Listener) -> Option<&mut Entry> {
+        let service = self.service_of.get(&name)?;
+        self.by_service.get_mut(service)?.iter_mut().find(|entry| entry.name == name)
     }
 
     /// Returns the number of pending requests of each listener. Numbers of removed listeners are copied from `counted`.
     pub(super) fn pending(&self, counted: &BTreeMap<Listener, u32>) -> BTreeMap<Listener, u32> {
         let gone = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
-        let kept = self.by_service.values().flatten().filter(|entry| entry.pending > 0);
-        kept.map(|entry| (entry.name, entry.pending))
+        let kept = self.by_service.values().flatten().filter(|entry| !entry.waiting.is_empty());
+        kept.map(|entry| (entry.name, entry.by_address.values().sum()))
             .chain(gone.map(|(name, count)| (*name, *count)))
             .collect()
     }
@@ -124,12 +178,16 @@ impl Listeners {
             .is_some_and(|entries| entries.iter().any(|entry| entry.on.covers(local)))
     }
 
-    /// Releases the place of an answered or removed request in the backlog.
-    pub(super) fn release(&mut self, name: Listener) {
-        let Some(service) = self.service_of.get(&name) else { return };
-        let entries = self.by_service.get_mut(service).map_or(&mut [][..], Vec::as_mut_slice);
-        if let Some(entry) = entries.iter_mut().find(|entry| entry.name == name) {
-            entry.pending = entry.pending.saturating_sub(1);
+    /// Removes a request from the backlog of a listener.
+    pub(super) fn release(&mut self, name: Listener, id: CommId) {
+        let Some(entry) = self.entry_mut(name) else { return };
+        let Some(at) = entry.waiting.iter().position(|waiting| waiting.id == id) else { return };
+        let Some(Waiting { address, .. }) = entry.waiting.remove(at) else { return };
+        if let Some(count) = entry.by_address.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                entry.by_address.remove(&address);
+            }
         }
     }
 }

@@ -9,10 +9,11 @@ use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, 
 use roxie_wire::mad::{MAD_LEN, MadHeader};
 use roxie_wire::{Gid, Qpn, ServiceId};
 
+use super::admission::DroppedRequests;
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
 use super::counters::CmCounters;
 use super::early::EarlyRequests;
-use super::listeners::Listeners;
+use super::listeners::{Listeners, Place, Waiting};
 use super::table::Table;
 use super::transitions::{self, Cause};
 use super::unproven::ProvenAddresses;
@@ -104,6 +105,7 @@ pub struct Manager {
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
     pub(super) proven: ProvenAddresses,
+    pub(super) dropped: DroppedRequests,
     pub(super) handover_store: Option<Box<dyn HandoverStore>>,
     /// Number of connections and resolutions that wait for a first answer.
     pub(super) asking: u32,
@@ -131,6 +133,7 @@ impl Manager {
             due: Vec::new(),
             early: EarlyRequests::new(),
             proven: ProvenAddresses::default(),
+            dropped: DroppedRequests::default(),
             handover_store: None,
             asking: 0,
             transactions: 0,
@@ -351,13 +354,13 @@ impl Manager {
         let was_half_open = connection.is_half_open();
         let before = std::mem::replace(&mut connection.state, state);
         let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
-        let answered = if state.is_pending() { None } else { connection.listener.take() };
+        let released = if connection.keeps_place() { None } else { connection.place.take() };
         if before != state {
             self.note_transition(before, cause, Some(state));
         }
         self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
-        if let Some(listener) = answered {
-            self.listeners.release(listener);
+        if let Some(place) = released {
+            self.listeners.release(place.listener, id);
         }
         if was_half_open && !is_half_open {
             self.count_half_open(address, false);
@@ -440,8 +443,8 @@ impl Manager {
             self.count_half_open(connection.route.remote, false);
         }
         self.asking -= u32::from(connection.state.is_asking());
-        if let Some(listener) = connection.listener {
-            self.listeners.release(listener);
+        if let Some(place) = connection.place {
+            self.listeners.release(place.listener, id);
         }
         if let Some(key) = connection.remote_key {
             self.by_remote.remove(&key);
@@ -457,10 +460,14 @@ impl Manager {
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
         let (limit, asks) = (self.table.limit(), connection.state.is_asking());
         let half_open = connection.is_half_open().then_some(connection.route.remote);
+        let (address, since, place) = (connection.route.remote, connection.arrived, connection.place);
         let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
         self.asking += u32::from(asks);
         if let Some(address) = half_open {
             self.count_half_open(address, true);
+        }
+        if let Some(Place { listener, urgency, .. }) = place {
+            self.listeners.occupy(listener, Waiting { id, address, since, urgency });
         }
         self.bequeath(id);
         Ok(id)

@@ -36,6 +36,10 @@ impl Manager {
             }
             return;
         }
+        if connection.state.is_pending() {
+            self.counters.not_repeated += 1;
+            return self.withdraw(id);
+        }
         let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
         if connection.pause > Nanos::ZERO {
             connection.repeats += 1;

@@ -36,15 +36,17 @@ pub(super) enum Cause {
     Undelivered,
     /// The peer's QP connects anew.
     Stale,
-    /// Another request needs the place in the table.
+    /// Another request needs the place in the table or in the backlog.
     Evicted,
+    /// A pending request is no longer repeated, or another one needs its place.
+    Withdrawn,
     /// The time to linger is over.
     Lingered,
 }
 
 use Cause::{
     Accept, Answer, Data, Delay, Destroy, Disconnect, Evicted, GiveUp, Got, Lingered, Ready, Reject, Retry,
-    Stale, Undelivered,
+    Stale, Undelivered, Withdrawn,
 };
 
 /// Transitions from several states to one; `None`: the connection is removed.
@@ -89,7 +91,8 @@ pub(super) const TRANSITIONS: &[Transition] = &[
     row(&[RepSent, MraRepRcvd], Got(Kind::Rtu), Established),
     row(&[RepSent, MraRepRcvd], Data, Established),
     row(&[RepSent, MraRepRcvd], GiveUp, TimeWait),
-    end(&[RepSent], Evicted),
+    end(&[RepSent, MraRepRcvd], Evicted),
+    end(&[ReqRcvd, MraReqSent], Withdrawn),
     // The end of a setup.
     row(SETUP, Reject, TimeWait),
     row(SETUP, Destroy, TimeWait),
@@ -114,6 +117,7 @@ pub(super) const TRANSITIONS: &[Transition] = &[
     end(&[SidrReqSent], Destroy),
     row(&[SidrReqRcvd], Answer, TimeWait),
     row(&[SidrReqRcvd], Destroy, TimeWait),
+    end(&[SidrReqRcvd], Withdrawn),
 ];
 
 /// Returns the bit of a transition's row. `None`: there is no such transition.

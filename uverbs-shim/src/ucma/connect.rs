@@ -18,8 +18,6 @@ use crate::base::report;
 
 /// Backlog of a listener that does not specify one (`net.rdma_ucm.max_backlog`).
 const BACKLOG: u32 = 1024;
-/// Backlog in the manager. The limit on requests not fetched by the program is enforced here, not there.
-const UNANSWERED: u32 = 1 << 14;
 
 impl State {
     /// Starts to listen.
@@ -46,12 +44,12 @@ impl State {
             _ if one_family => ListenOn::AnyIpv6,
             _ => ListenOn::Any,
         };
-        let listener = cm.manager.listen(service, on, UNANSWERED).map_err(errno("rdma_listen"))?;
+        let backlog = if backlog == 0 || backlog > BACKLOG { BACKLOG } else { backlog };
+        let listener = cm.manager.listen(service, on, backlog).map_err(errno("rdma_listen"))?;
         self.by_listener.insert(listener, handle);
         let id = self.id(channel, handle)?;
         id.listeners.push(listener);
         id.stage = Stage::Listen;
-        id.backlog_left = if backlog == 0 || backlog > BACKLOG { BACKLOG } else { backlog };
         Ok(())
     }
 

@@ -69,8 +69,6 @@ pub(super) struct Id {
     pub(super) path: Option<Path>,
     /// Number of the current address resolution. Results of older ones are ignored.
     pub(super) resolution: u32,
-    /// Remaining backlog: requests that may still be queued before the program fetches one.
-    pub(super) backlog_left: u32,
     pub(super) listeners: Vec<Listener>,
     pub(super) comm: Option<CommId>,
     /// Starting PSN of the peer's QP.
@@ -107,7 +105,6 @@ impl Id {
             on_device: false,
             path: None,
             resolution: 0,
-            backlog_left: 0,
             listeners: Vec::new(),
             comm: None,
             psn: made.psn,

@@ -53,6 +53,7 @@ impl State {
             CmEvent::ResolutionRequest { listener, route, request, .. } => {
                 return self.handle_sidr_request(cm, around, comm, listener, route, &request);
             }
+            CmEvent::Withdrawn { .. } => return self.withdraw(comm),
             _ => {}
         }
         let Some(handle) = self.by_comm.get(&comm).copied() else { return };
@@ -75,7 +76,7 @@ impl State {
             }
             CmEvent::TimeWaitExit { .. } => self.tell(handle, EventType::TimeWaitExit, 0, Facts::None),
             CmEvent::Resolved { route, reply, .. } => self.handle_sidr_reply(around, handle, &route, &reply),
-            CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } => {}
+            CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } | CmEvent::Withdrawn { .. } => {}
         }
         if last {
             self.by_comm.remove(&comm);
@@ -207,6 +208,21 @@ impl State {
         );
     }
 
+    /// Removes the identifier and the event of a request that the program has not fetched in time.
+    fn withdraw(&mut self, comm: CommId) {
+        let Some(handle) = self.by_comm.remove(&comm) else { return };
+        let Some(id) = self.ids.get_mut(handle) else { return };
+        id.comm = None;
+        let channel = id.channel;
+        let is_request = |waiting: &Waiting| {
+            waiting.event.handle == handle && waiting.event.what == EventType::ConnectRequest
+        };
+        let unread = self.channel_mut(channel).map_or(Vec::new(), |channel| channel.take_back(is_request));
+        if !unread.is_empty() {
+            self.drop_id(None, handle);
+        }
+    }
+
     /// Creates an identifier for a request and reports it to the listener. Rejects the request if that fails.
     fn create_child(&mut self, cm: &mut Cm<'_>, random: u64, asked: IncomingRequest<'_>) {
         let refused = |why: &str| {
@@ -221,10 +237,6 @@ impl State {
             refused("the listener is for another kind of QP");
             return cm.manager.destroy(cm.now, asked.comm);
         }
-        if listener.backlog_left == 0 {
-            refused("the listener's backlog is full");
-            return cm.manager.destroy(cm.now, asked.comm);
-        }
         let (channel, uid) = (listener.channel, listener.uid);
         let made =
             Made { uid: 0, channel, space: listener.space, qp_type: asked.qp_type, psn: State::psn(random) };
@@ -234,9 +246,6 @@ impl State {
             id.source = Some(SocketAddr::new(asked.route.local.to_ip(), port));
             id.destination = Some(SocketAddr::new(asked.header.source, asked.header.source_port));
             (id.stage, id.on_device, id.comm, id.path) = (Stage::Connect, true, Some(asked.comm), asked.path);
-        }
-        if let Some(listener) = self.ids.get_mut(handle) {
-            listener.backlog_left -= 1;
         }
         self.by_comm.insert(asked.comm, child);
         let event =

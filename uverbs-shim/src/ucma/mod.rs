@@ -202,6 +202,9 @@ unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Finished {
         channel.set_handler(Some(nix::unistd::gettid().as_raw()));
     }
     drop(state);
+    if event.what == event::EventType::ConnectRequest {
+        process.with(|state, cm| state.take_request(cm, &event));
+    }
     // SAFETY: `write`'s contract; the command was parsed before.
     let given =
         unsafe { parse(bytes, count).ok_or(libc::EINVAL).and_then(|command| command::give(&event, command)) };

@@ -291,14 +291,19 @@ impl State {
         let Waiting { of, group, event } = self.channels.get_mut(&channel)?.pop()?;
         if let Some(id) = self.ids.get_mut(of) {
             id.events_reported += 1;
-            if event.what == EventType::ConnectRequest {
-                id.backlog_left += 1;
-            }
         }
         if let Some(group) = group.and_then(|number| self.groups.get_mut(number)) {
             group.events_reported += 1;
         }
         Some(event)
+    }
+
+    /// Takes the request of a fetched event out of the listener's backlog: the program has it now.
+    pub(super) fn take_request(&mut self, cm: Option<Cm<'_>>, event: &Event) {
+        let comm = self.ids.get(event.handle).and_then(|id| id.comm);
+        if let (EventType::ConnectRequest, Some(cm), Some(comm)) = (event.what, cm, comm) {
+            cm.manager.take(comm);
+        }
     }
 
     /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting it will fail.

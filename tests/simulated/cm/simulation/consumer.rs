@@ -337,12 +337,16 @@ impl Consumer {
             Event::Request { request, .. } => {
                 let number = number_of(&request.private_data);
                 truth.was_offered(number, self.host, request.local_qpn);
+                perhaps_take(id, manager, random);
                 perhaps_delay(id, manager, random, climate);
                 self.begin(id, number, Phase::Offered, random, climate);
             }
             Event::ResolutionRequest { request, .. } => {
+                perhaps_take(id, manager, random);
                 self.begin(id, number_of(&request.private_data), Phase::ToResolve, random, climate);
             }
+            // If the peer still asks, it repeats its request.
+            Event::Withdrawn { .. } => drop(self.end(id, &[Phase::Offered, Phase::ToResolve])),
             Event::Reply { reply, .. } => {
                 let number = self.expect(id, &[Phase::Asked]);
                 assert_eq!(number_of(&reply.private_data), number);
@@ -416,6 +420,13 @@ impl Consumer {
     fn end(&mut self, id: CommId, phases: &[Phase]) -> Connection {
         self.expect(id, phases);
         self.connections.remove(&id).expect("just seen")
+    }
+}
+
+/// Takes a request out of the backlog, as most applications do soon.
+fn perhaps_take(id: CommId, manager: &mut Manager, random: &mut Random) {
+    if random.chance(70) {
+        manager.take(id);
     }
 }
 

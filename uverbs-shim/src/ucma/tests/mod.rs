@@ -132,7 +132,12 @@ impl Side {
     }
 
     fn maybe_next(&mut self) -> Option<Event> {
-        self.state.fetch(self.file)
+        let event = self.state.fetch(self.file)?;
+        self.with(|state, cm, _| {
+            let cm = Cm { manager: cm.manager, now: cm.now, local_gid: cm.local_gid };
+            state.take_request(Some(cm), &event);
+        });
+        Some(event)
     }
 
     fn next(&mut self) -> Event {
@@ -325,7 +330,7 @@ fn reject_event_has_reason_and_private_data() {
 }
 
 #[test]
-fn full_backlog_rejects_until_a_request_is_fetched() {
+fn full_backlog_drops_until_a_request_is_fetched() {
     let (mut near, mut far) = sides();
     let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 1);
     let ask = |far: &mut Side, uid| {
@@ -335,9 +340,12 @@ fn full_backlog_rejects_until_a_request_is_fetched() {
     ask(&mut far, 11);
     ask(&mut far, 12);
     carry(&mut near, &mut far);
-    assert_eq!(far.next().what, EventType::Rejected);
-    assert_eq!((near.next().what, near.maybe_next()), (EventType::ConnectRequest, None));
-    ask(&mut far, 13);
+    assert_eq!(
+        (near.next().what, near.maybe_next(), far.maybe_next()),
+        (EventType::ConnectRequest, None, None)
+    );
+    // The dropped request is repeated.
+    far.later(Nanos::from_millis(300));
     carry(&mut near, &mut far);
     assert_eq!(near.state.channel(near.file).unwrap().len(), 1);
     // A request not fetched is destroyed with its listener, and the peer is informed; one was fetched.
@@ -345,6 +353,23 @@ fn full_backlog_rejects_until_a_request_is_fetched() {
     assert_eq!(near.state.channel(near.file).unwrap().len(), 0);
     carry(&mut near, &mut far);
     assert_eq!(far.next().what, EventType::Rejected);
+}
+
+/// A program that reads no events keeps nothing of requests that are no longer repeated. One that it has read is its own.
+#[test]
+fn unread_request_ends_with_its_repetitions() {
+    let (mut near, mut far) = sides();
+    near.listener(Space::Tcp, "0.0.0.0:7174", 2);
+    for uid in [11, 12] {
+        let id = far.resolved(uid, Space::Tcp, "192.0.2.1:7174");
+        far.connect(id, &wish(uid as u32, b"")).unwrap();
+    }
+    carry(&mut near, &mut far);
+    let read = near.next().handle;
+    assert_eq!(near.state.seen().len(), 3);
+    near.later(Nanos::from_millis(60_000));
+    assert_eq!((near.maybe_next(), near.state.seen().len()), (None, 2));
+    near.accept(read, Some((8, wish(18, b"")))).unwrap();
 }
 
 #[test]
