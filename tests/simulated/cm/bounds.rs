@@ -17,7 +17,7 @@ fn flood(pair: &mut Pair, number: u32, service: ServiceId) {
 }
 
 /// Sends a REQ of a foreign host that requests the largest values.
-fn flood_from(pair: &mut Pair, stranger: u32, number: u32, service: ServiceId) {
+pub fn flood_from(pair: &mut Pair, stranger: u32, number: u32, service: ServiceId) {
     let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + stranger).into();
     let mut req = Req {
         local_comm_id: CommId(number),

@@ -2,6 +2,7 @@
 
 #![allow(unreachable_pub)]
 
+mod backlog;
 mod bounds;
 mod connect;
 mod counted;
