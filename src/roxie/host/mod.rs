@@ -111,8 +111,8 @@ pub use pd::ProtectionDomain;
 pub use qp::{ConnectOptions, Endpoint, QueuePair};
 pub use qp_builder::QpBuilder;
 pub use rdma_cm::{
-    Connection, ConnectionEnded, ConnectionManager, ConnectionRequest, DialError, DialOptions, Dialed,
-    PortListener,
+    Acceptor, Connection, ConnectionEnded, ConnectionManager, ConnectionRequest, DialError, DialOptions,
+    Dialed, Offer, PortListener,
 };
 pub use resolve::Resolve;
 pub use selective_repeat::{SelectiveRepeat, UnknownSelectiveRepeat};

@@ -10,7 +10,7 @@ use super::super::cq::CompletionQueue;
 use super::super::qp::QueuePair;
 use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
-use roxie_nic::cm::{Event, Parameters, WhyUnreachable};
+use roxie_nic::cm::{Event, Parameters, Route, WhyUnreachable};
 use roxie_nic::verbs::{LocalGid, QpAttr, QpState, Wc};
 use roxie_wire::cm::{CommId, PrivateData};
 
@@ -70,13 +70,7 @@ pub(super) fn set_up(
     options: &DialOptions,
 ) -> Result<(), DialError> {
     let route = parameters.route;
-    let ah_options = AhOptions {
-        traffic_class: route.traffic_class,
-        hop_limit: route.hop_limit,
-        flow_label: route.flow_label,
-        ..AhOptions::default()
-    };
-    let av = shared.device.address_vector(route.source(), route.remote, &ah_options)?;
+    let av = shared.device.address_vector(route.source(), route.remote, &ah_options(&route))?;
     if qp.query()?.state == QpState::Reset {
         qp.initialize(options.access)?;
     }
@@ -84,6 +78,16 @@ pub(super) fn set_up(
     qp.modify(&rtr.expect("the peer's QP is known by now"))?;
     qp.modify(&parameters.rts())?;
     Ok(())
+}
+
+/// Returns the options of a QP's path.
+pub(super) fn ah_options(route: &Route) -> AhOptions {
+    AhOptions {
+        traffic_class: route.traffic_class,
+        hop_limit: route.hop_limit,
+        flow_label: route.flow_label,
+        ..AhOptions::default()
+    }
 }
 
 /// Implements [`super::ConnectionManager::connect`].

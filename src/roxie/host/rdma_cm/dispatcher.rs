@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Select, Sender, bounded};
 
 use super::super::connections::Consumer;
 use super::super::device::Device;
 use roxie_base::time::Nanos;
-use roxie_nic::cm::{Event, Listener, Manager, ResolveAnswer};
+use roxie_nic::cm::{Event, Listener, Manager, ResolveAnswer, State};
 use roxie_wire::cm::{CommId, SidrStatus};
 
 /// Capacity of a connection's event queue.
@@ -112,13 +112,48 @@ impl Events {
     pub(super) fn pending(&self) -> impl Iterator<Item = Event> {
         self.events.try_iter()
     }
+
+    /// Blocks until one of `all` has an event, or its last event was taken.
+    pub(super) fn wait_for_any<'a>(all: impl Iterator<Item = &'a Events>, timeout: Duration) {
+        let mut select = Select::new();
+        for events in all {
+            select.recv(&events.events);
+        }
+        let _ = select.ready_timeout(timeout);
+    }
+}
+
+/// The requests of a listener, and the sending side of them.
+#[derive(Debug)]
+struct Requests {
+    subscription: Subscription,
+    queue: Receiver<Event>,
+}
+
+impl Requests {
+    /// Queues a request. Removes those that have ended, if the queue is full. False: the queue is full of pending ones.
+    fn add(&self, manager: &Manager, event: Event) -> bool {
+        if !self.queue.is_full() {
+            return self.subscription.send(event);
+        }
+        let all: Vec<Event> = self.queue.try_iter().collect();
+        for event in all.into_iter().filter(|event| is_pending(manager, event.id())) {
+            self.subscription.send(event);
+        }
+        self.subscription.send(event)
+    }
+}
+
+/// True if a request waits for its answer.
+pub(super) fn is_pending(manager: &Manager, id: CommId) -> bool {
+    matches!(manager.state(id), Some(State::ReqRcvd | State::MraReqSent))
 }
 
 /// Distributes events.
 #[derive(Debug, Default)]
 pub(super) struct EventDispatcher {
     connections: HashMap<CommId, Subscription>,
-    listeners: HashMap<Listener, Subscription>,
+    listeners: HashMap<Listener, Requests>,
 }
 
 impl EventDispatcher {
@@ -137,7 +172,8 @@ impl EventDispatcher {
     /// Subscribes to a listener's requests; at most `backlog` are pending.
     pub(super) fn attend(&mut self, listener: Listener, backlog: u32) -> Events {
         let (subscription, events) = subscribe(backlog.max(1) as usize);
-        self.listeners.insert(listener, subscription);
+        let queue = events.events.clone();
+        self.listeners.insert(listener, Requests { subscription, queue });
         events
     }
 
@@ -157,7 +193,7 @@ impl Consumer for EventDispatcher {
         let id = event.id();
         match &event {
             Event::Request { listener, .. } => {
-                let waits = self.listeners.get(listener).is_some_and(|listener| listener.send(event));
+                let waits = self.listeners.get(listener).is_some_and(|requests| requests.add(manager, event));
                 if !waits {
                     manager.destroy(now, id);
                 }

@@ -3,15 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::adapter::DeviceSlot;
 use super::super::qp::QueuePair;
 use super::connection::{Connection, Line, failure, set_up};
-use super::dispatcher::Events;
+use super::dispatcher::{Events, is_pending};
 use super::{DialError, DialOptions, Shared, local_qp};
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
-use roxie_nic::cm::{AcceptOptions, Event, ListenOn, Listener};
+use roxie_nic::cm::{AcceptOptions, Event, ListenOn, Listener, Route};
 use roxie_nic::verbs::Mtu;
 use roxie_wire::cm::{Ari, Kind, PrivateData, RejReason, Req};
 use roxie_wire::{CmaHeader, PortSpace, ServiceId};
@@ -19,9 +19,9 @@ use roxie_wire::{CmaHeader, PortSpace, ServiceId};
 /// A listener on a port. Dropping it ends listening and refuses pending requests.
 #[derive(Debug)]
 pub struct PortListener {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     name: Listener,
-    requests: Events,
+    pub(super) requests: Events,
     // Released after listening has ended: `Drop::drop` runs before the fields are dropped.
     _port: Option<ReservedPort>,
 }
@@ -65,7 +65,12 @@ impl Drop for PortListener {
 }
 
 /// Implements [`super::ConnectionManager::listen`].
-pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Result<PortListener, DialError> {
+pub(super) fn listen(
+    shared: &Arc<Shared>,
+    on: SocketAddr,
+    backlog: u32,
+    until_confirmed: bool,
+) -> Result<PortListener, DialError> {
     let service = ServiceId::of_port(PortSpace::Tcp, on.port());
     let addresses = match on.ip() {
         IpAddr::V4(v4) if v4.is_unspecified() => ListenOn::AnyIpv4,
@@ -74,7 +79,11 @@ pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Resu
     };
     let port = ReservedPort::bind(shared, on)?;
     shared.with(|manager, dispatcher, _| {
-        let name = manager.listen(service, addresses, backlog)?;
+        let name = if until_confirmed {
+            manager.listen_until_confirmed(service, addresses, backlog)?
+        } else {
+            manager.listen(service, addresses, backlog)?
+        };
         let requests = dispatcher.attend(name, backlog);
         Ok(PortListener { shared: Arc::clone(shared), name, requests, _port: port })
     })
@@ -86,11 +95,21 @@ impl PortListener {
     /// # Errors
     /// If the device has failed.
     pub fn accept(&self, timeout: Duration) -> Result<Option<ConnectionRequest>, DialError> {
-        match self.requests.wait(&self.shared.device, timeout) {
-            Some(event) => Ok(Some(self.request(event))),
-            None if self.shared.device.has_failed() => Err(DialError::DeviceFailed),
-            None => Ok(None),
+        let until = Instant::now().checked_add(timeout);
+        loop {
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            match self.requests.wait(&self.shared.device, left).map(|event| self.request(event)) {
+                Some(None) => {}
+                Some(request) => return Ok(request),
+                None if self.shared.device.has_failed() => return Err(DialError::DeviceFailed),
+                None => return Ok(None),
+            }
         }
+    }
+
+    /// Returns the pending requests.
+    pub(super) fn pending(&self) -> impl Iterator<Item = ConnectionRequest> {
+        self.requests.pending().filter_map(|event| self.request(event))
     }
 
     /// Waits for the next connection request without blocking the thread. Not for devices with
@@ -100,28 +119,38 @@ impl PortListener {
     /// If the device has failed.
     #[cfg(feature = "tokio")]
     pub async fn next(&self) -> Result<ConnectionRequest, DialError> {
-        let event = self.requests.next(&self.shared.device).await.ok_or(DialError::DeviceFailed)?;
-        Ok(self.request(event))
+        loop {
+            let event = self.requests.next(&self.shared.device).await.ok_or(DialError::DeviceFailed)?;
+            if let Some(request) = self.request(event) {
+                return Ok(request);
+            }
+        }
     }
 
-    fn request(&self, event: Event) -> ConnectionRequest {
+    /// Takes a request out of the backlog. `None`: it has ended meanwhile.
+    fn request(&self, event: Event) -> Option<ConnectionRequest> {
         let Event::Request { id, request, route, .. } = event else {
             unreachable!("a listener hears of requests alone")
         };
-        // Earlier events of this connection were discarded. If it has ended meanwhile, answering it fails.
-        let events = self.shared.with(|_, dispatcher, _| dispatcher.follow(id));
+        // Earlier events of this connection were discarded.
+        let events = self.shared.with(|manager, dispatcher, _| {
+            manager.take(id);
+            is_pending(manager, id).then(|| dispatcher.follow(id))
+        })?;
         let line = Line { shared: Arc::clone(&self.shared), id, events };
         let header = CmaHeader::read(&request.private_data);
         let (ip, port) = header.map_or((route.remote.to_ip(), 0), |h| (h.source, h.source_port));
-        ConnectionRequest { line, request, peer: SocketAddr::new(ip, port) }
+        Some(ConnectionRequest { line, request, route, peer: SocketAddr::new(ip, port) })
     }
 }
 
 /// A pending connection request. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    line: Line,
+    pub(super) line: Line,
     request: Box<Req>,
+    /// Path to the peer.
+    pub(super) route: Route,
     peer: SocketAddr,
 }
 
@@ -164,7 +193,7 @@ impl ConnectionRequest {
         self.established(qp, event)
     }
 
-    fn established(self, qp: QueuePair, event: Option<Event>) -> Result<Connection, DialError> {
+    pub(super) fn established(self, qp: QueuePair, event: Option<Event>) -> Result<Connection, DialError> {
         match event {
             Some(Event::Established { private_data, .. }) => {
                 Ok(Connection::new(self.line, qp, self.peer, private_data))
@@ -174,7 +203,7 @@ impl ConnectionRequest {
     }
 
     /// Moves the QP to RTS, and sends the REP; rejects the request if the link does not carry its path MTU.
-    fn answer(&self, qp: &QueuePair, options: &DialOptions) -> Result<(), DialError> {
+    pub(super) fn answer(&self, qp: &QueuePair, options: &DialOptions) -> Result<(), DialError> {
         let ConnectionRequest { line, peer, .. } = self;
         let (shared, id, peer) = (&line.shared, line.id, *peer);
         let mut parameters = shared.with(|manager, _, _| manager.parameters(id))?;
@@ -207,6 +236,10 @@ impl ConnectionRequest {
     /// # Errors
     /// If the peer has given up, or the private data is too long.
     pub fn reject(self, private_data: &[u8]) -> Result<(), DialError> {
+        self.refuse(private_data)
+    }
+
+    pub(super) fn refuse(&self, private_data: &[u8]) -> Result<(), DialError> {
         let private_data = PrivateData::new(Kind::Rej, private_data)?;
         let id = self.line.id;
         self.line

@@ -35,10 +35,12 @@
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 
+mod acceptor;
 mod connection;
 mod dispatcher;
 mod listener;
 
+pub use acceptor::{Acceptor, Offer};
 pub use connection::{Connection, ConnectionEnded};
 pub use listener::{ConnectionRequest, PortListener};
 
@@ -306,7 +308,15 @@ impl ConnectionManager {
     /// # Errors
     /// If the port is taken, here or in another process of the device, or requires privilege.
     pub fn listen(&self, on: SocketAddr, backlog: u32) -> Result<PortListener, DialError> {
-        listener::listen(&self.shared, on, backlog)
+        listener::listen(&self.shared, on, backlog, false)
+    }
+
+    /// Listens on a port as a server of strangers does: see [`Acceptor`]. At most `half_open` connections are unconfirmed.
+    ///
+    /// # Errors
+    /// As those of [`ConnectionManager::listen`].
+    pub fn acceptor<T>(&self, on: SocketAddr, half_open: u32) -> Result<Acceptor<T>, DialError> {
+        listener::listen(&self.shared, on, half_open, true).map(Acceptor::new)
     }
 
     /// Counts of sent, received and dropped messages of communication management.
