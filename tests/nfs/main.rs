@@ -4,6 +4,7 @@
 
 mod export;
 mod files;
+mod half_open;
 mod hostile;
 mod replies;
 

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use roxie::host::{
-    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialOptions,
-    MemoryRegion, PostError, QueuePair,
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
+    DialOptions, MemoryRegion, Offer, PostError, QueuePair,
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
 
 use super::answer::{LONGEST_TRANSFER, answer, refused_change};
-use super::{ServerEvent, Shared};
+use super::{FULL, MOST_CONNECTIONS, ServerEvent, Shared};
 use crate::placement::{Lengths, MOST_PARTS, Moved, Placement, place};
 use crate::private::Sizes;
 use crate::rpcrdma::{Body, Chunks, Header};
@@ -33,17 +33,24 @@ const SENDS: u32 = 4 * (MOST_PARTS as u32 + 1);
 /// Completions taken at once.
 const BATCH: usize = 16;
 
-/// Serves a connection request, until the connection ends. Returns why.
-pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infallible, String> {
-    let peer = request.peer();
-    let client = Sizes::parse(request.private_data());
-    let (qp, rest) = match Rest::new(shared) {
-        Ok(both) => both,
-        Err(error) => {
-            let _ = request.reject(&[]);
-            return Err(format!("no resources for another connection: {error}"));
-        }
-    };
+/// A half-open connection of a client, apart from its queue pair.
+pub(super) struct Offered {
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    client: Sizes,
+}
+
+/// Returns a queue pair without receives for a request, or the private data of its rejection.
+pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offer<Offered>, Vec<u8>> {
+    let refused = |why| (shared.report)(ServerEvent::Ended { peer: request.peer(), why });
+    if *shared.connections() >= MOST_CONNECTIONS {
+        refused(FULL.into());
+        return Err(Vec::new());
+    }
+    let (qp, cq, channel) = queues(shared).map_err(|error| {
+        refused(format!("no resources for another connection: {error}"));
+        Vec::new()
+    })?;
     let own = Sizes { takes_invalidation: false, sends: INLINE, receives: INLINE };
     let options = DialOptions {
         // Clients never access memory of a server.
@@ -51,7 +58,29 @@ pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infal
         private_data: own.to_bytes().to_vec(),
         ..DialOptions::default()
     };
-    let connection = request.accept(qp, &options).map_err(told)?;
+    let client = Sizes::parse(request.private_data());
+    Ok(Offer { qp, options, state: Offered { cq, channel, client } })
+}
+
+fn queues(shared: &Shared) -> Result<(QueuePair, CompletionQueue, CompletionChannel), DeviceError> {
+    let caps = QpCaps {
+        max_send_wr: SENDS,
+        max_recv_wr: CREDITS,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        ..QpCaps::default()
+    };
+    let channel = CompletionChannel::new()?;
+    let cq = shared.device.create_cq(SENDS + CREDITS, Some(&channel))?;
+    let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
+    Ok((qp, cq, channel))
+}
+
+/// Serves a connection until it ends. Returns why.
+pub(super) fn serve(shared: &Shared, connection: Connection, offered: Offered) -> Result<Infallible, String> {
+    let (client, peer) = (offered.client, connection.peer());
+    let rest = Rest::new(shared, connection.qp(), offered)
+        .map_err(|error| format!("no resources for another connection: {error}"))?;
     (shared.report)(ServerEvent::Connected { peer });
     let mut served = Served {
         connection,
@@ -77,27 +106,16 @@ struct Rest {
 }
 
 impl Rest {
-    /// Makes a queue pair and the other objects, with all receives posted.
-    fn new(shared: &Shared) -> Result<(QueuePair, Rest), DeviceError> {
-        let caps = QpCaps {
-            max_send_wr: SENDS,
-            max_recv_wr: CREDITS,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            ..QpCaps::default()
-        };
-        let channel = CompletionChannel::new()?;
-        let cq = shared.device.create_cq(SENDS + CREDITS, Some(&channel))?;
+    /// Makes the buffers, and posts all receives.
+    fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
         let memory =
             |count: u32, length: usize| shared.pd.register(count as usize * length, Access::LOCAL_WRITE);
         let calls = memory(CREDITS, INLINE as usize)?;
         let replies = memory(BUFFERS, INLINE as usize)?;
         let data = memory(BUFFERS, BUFFER)?;
-        let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
-        qp.initialize(Access::LOCAL_WRITE)?;
-        let rest = Rest { cq, channel, calls, replies, data };
-        (0..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(&qp, slot))?;
-        Ok((qp, rest))
+        let rest = Rest { cq: offered.cq, channel: offered.channel, calls, replies, data };
+        (0..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(qp, slot))?;
+        Ok(rest)
     }
 
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {

@@ -9,11 +9,13 @@ mod mountd;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use roxie::host::{ConnectionManager, ConnectionRequest, Device, DialError, PortListener, ProtectionDomain};
+use roxie::host::{Acceptor, Connection, ConnectionManager, Device, DialError, ProtectionDomain};
+
+use connection::Offered;
 
 pub use answer::{Answer, LONGEST_TRANSFER, answer, refused_change};
 pub use export::Export;
@@ -21,10 +23,12 @@ pub use handles::MOST_HANDLES;
 
 /// Connections of clients at a time.
 pub const MOST_CONNECTIONS: usize = 64;
+/// Why another client is not served.
+const FULL: &str = "refused: too many connections";
 /// Interval at which the acceptor looks whether the server is to stop.
 const LOOK: Duration = Duration::from_millis(100);
-/// Connection requests that wait.
-const BACKLOG: u32 = 64;
+/// Connections that their clients have not confirmed. They have no thread and no buffers, and do not count as connections.
+const HALF_OPEN: u32 = 128;
 /// Time for the threads of connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -97,6 +101,11 @@ impl Shared {
     fn stops(&self) -> bool {
         self.stop.load(Relaxed)
     }
+
+    /// Locks the number of connections.
+    fn connections(&self) -> MutexGuard<'_, usize> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A running server. Dropping it stops it.
@@ -126,7 +135,7 @@ impl Server {
         report: Report,
     ) -> Result<Server, StartError> {
         let pd = device.alloc_pd().map_err(DialError::from)?;
-        let listener = manager.listen(listen, BACKLOG)?;
+        let acceptor = manager.acceptor(listen, HALF_OPEN)?;
         let shared = Arc::new(Shared {
             device: device.clone(),
             pd,
@@ -140,9 +149,9 @@ impl Server {
         let (at, thread) = started.map_err(|source| StartError::Mount { at: mount, source })?;
         let mut server = Server { shared, threads: vec![thread], mount: at };
         let accepting = Arc::clone(&server.shared);
-        let acceptor = std::thread::Builder::new().name("nfs-accept".into());
-        let acceptor = acceptor.spawn(move || accept(&accepting, &listener));
-        server.threads.push(acceptor.map_err(|source| {
+        let thread = std::thread::Builder::new().name("nfs-accept".into());
+        let thread = thread.spawn(move || accept(&accepting, acceptor));
+        server.threads.push(thread.map_err(|source| {
             let what = "a thread that accepts connections";
             DialError::from(roxie::host::DeviceError::System { what, source })
         })?);
@@ -156,7 +165,7 @@ impl Server {
 
     /// Number of connections.
     pub fn connections(&self) -> usize {
-        *self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.connections()
     }
 }
 
@@ -166,43 +175,40 @@ impl Drop for Server {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = self.shared.connections();
         let _ = self.shared.ended.wait_timeout_while(connections, STOP_TIMEOUT, |left| *left > 0);
     }
 }
 
 /// Accepts connections until the server stops.
-fn accept(shared: &Arc<Shared>, listener: &PortListener) {
+fn accept(shared: &Arc<Shared>, mut acceptor: Acceptor<Offered>) {
+    let failed =
+        |peer, error: DialError| (shared.report)(ServerEvent::Ended { peer, why: error.to_string() });
     while !shared.stops() {
-        match listener.accept(LOOK) {
-            Ok(Some(request)) => admit(shared, request),
+        match acceptor.next(LOOK, |request| connection::offer(shared, request), failed) {
+            Ok(Some((connection, offered))) => admit(shared, connection, offered),
             Ok(None) => {}
             Err(_) => return (shared.report)(ServerEvent::DeviceFailed),
         }
     }
 }
 
-/// Serves a request on a thread of its own, if there is room for another connection.
-fn admit(shared: &Arc<Shared>, request: ConnectionRequest) {
-    let peer = request.peer();
-    let count = {
-        let mut count = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        *count += 1;
-        *count
-    };
+/// Serves a connection on a thread of its own, if there is room for another one.
+fn admit(shared: &Arc<Shared>, connection: Connection, offered: Offered) {
+    let peer = connection.peer();
+    let ended = |why| (shared.report)(ServerEvent::Ended { peer, why });
+    *shared.connections() += 1;
     let counted = Counted(Arc::clone(shared));
-    if count > MOST_CONNECTIONS {
-        // A client that has given up needs no rejection.
-        let _ = request.reject(&[]);
-        return (shared.report)(ServerEvent::Ended { peer, why: "refused: too many connections".into() });
+    if *shared.connections() > MOST_CONNECTIONS {
+        return ended(FULL.into());
     }
     let thread = std::thread::Builder::new().name("nfs-serve".into());
     let spawned = thread.spawn(move || {
-        let Err(why) = connection::serve(&counted.0, request);
+        let Err(why) = connection::serve(&counted.0, connection, offered);
         (counted.0.report)(ServerEvent::Ended { peer, why });
     });
     if let Err(error) = spawned {
-        (shared.report)(ServerEvent::Ended { peer, why: format!("no thread for a connection: {error}") });
+        ended(format!("no thread for a connection: {error}"));
     }
 }
 
@@ -211,7 +217,7 @@ struct Counted(Arc<Shared>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        *self.0.connections.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self.0.connections() -= 1;
         self.0.ended.notify_all();
     }
 }
