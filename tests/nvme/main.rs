@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+mod half_open;
 mod hostile;
 mod io;
 mod raw;

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use roxie::host::{
-    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialOptions,
-    MemoryRegion, PostError, QueuePair,
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
+    DialOptions, MemoryRegion, Offer, PostError, QueuePair,
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
 
 use super::data::Buffers;
-use super::{Shared, TargetEvent, refuse};
+use super::{Shared, TargetEvent};
 use crate::cm::{ADMIN_QUEUE, QueueReply, QueueRequest, Refusal};
 use crate::controller::{Queue, Remote, Task, Transfer};
 use crate::{command, response};
@@ -24,34 +24,53 @@ const BUFFERS: u16 = 16;
 /// Completions taken at once.
 const BATCH: usize = 16;
 
-/// Serves the queue of a connection request, until the connection ends. Returns why.
-pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infallible, String> {
-    let asked = match check(shared, request.private_data()) {
-        Ok(asked) => asked,
-        Err(refusal) => {
-            let why = format!("refused: {refusal}");
-            // A host that has given up needs no rejection.
-            let _ = request.reject(&refusal.to_bytes());
-            return Err(why);
-        }
-    };
+/// A half-open connection of a host, apart from its queue pair.
+pub(super) struct Offered {
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    asked: QueueRequest,
+}
+
+/// Returns a queue pair without receives for a request, or why the request is refused.
+pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offer<Offered>, Refusal> {
+    let asked = check(shared, request.private_data())?;
+    if *shared.connections() >= shared.most_connections() {
+        return Err(Refusal::RESOURCES);
+    }
     let size = asked.sends + 1;
-    let peer = request.peer();
-    let (qp, rest) = match Rest::new(shared, asked.queue, size) {
-        Ok(both) => both,
-        Err(error) => {
-            refuse(shared, request, Refusal::RESOURCES);
-            return Err(format!("no resources for another queue: {error}"));
-        }
-    };
+    let (qp, cq, channel) = queues(shared, size).map_err(|_| Refusal::RESOURCES)?;
     let options = DialOptions {
         // Hosts never access memory of a target.
         access: Access::LOCAL_WRITE,
         private_data: QueueReply { receives: size }.to_bytes().to_vec(),
         ..DialOptions::default()
     };
-    let connection = request.accept(qp, &options).map_err(|error| error.to_string())?;
-    let queue = Queue::new(shared.subsystem.clone(), asked.queue, size, shared.now());
+    Ok(Offer { qp, options, state: Offered { cq, channel, asked } })
+}
+
+fn queues(
+    shared: &Shared,
+    size: u16,
+) -> Result<(QueuePair, CompletionQueue, CompletionChannel), DeviceError> {
+    let caps = QpCaps {
+        max_send_wr: send_credits(size),
+        max_recv_wr: size.into(),
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: response::LENGTH as u32,
+    };
+    let channel = CompletionChannel::new()?;
+    let cq = shared.device.create_cq(caps.max_send_wr + caps.max_recv_wr, Some(&channel))?;
+    let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
+    Ok((qp, cq, channel))
+}
+
+/// Serves the queue of a connection, until the connection ends. Returns why.
+pub(super) fn serve(shared: &Shared, connection: Connection, offered: Offered) -> Result<Infallible, String> {
+    let (number, size, peer) = (offered.asked.queue, offered.asked.sends + 1, connection.peer());
+    let rest = Rest::new(shared, connection.qp(), offered)
+        .map_err(|error| format!("no resources for another queue: {error}"))?;
+    let queue = Queue::new(shared.subsystem.clone(), number, size, shared.now());
     let mut served = Served {
         connection,
         rest,
@@ -97,30 +116,20 @@ struct Rest {
 }
 
 impl Rest {
-    /// Makes a queue pair and the other objects, with all receives posted.
-    fn new(shared: &Shared, queue: u16, size: u16) -> Result<(QueuePair, Rest), DeviceError> {
-        let limits = shared.subsystem.limits();
+    /// Makes the buffers, and posts all receives.
+    fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
+        let Offered { cq, channel, asked } = offered;
+        let (limits, size) = (shared.subsystem.limits(), asked.sends + 1);
         let count = BUFFERS.min(size);
         // Commands on the admin queue carry no data.
-        let in_capsule = if queue == 0 { 0 } else { limits.in_capsule as usize };
+        let in_capsule = if asked.queue == 0 { 0 } else { limits.in_capsule as usize };
         let capsule = command::LENGTH + in_capsule;
-        let caps = QpCaps {
-            max_send_wr: send_credits(size),
-            max_recv_wr: size.into(),
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: response::LENGTH as u32,
-        };
-        let channel = CompletionChannel::new()?;
-        let cq = shared.device.create_cq(caps.max_send_wr + caps.max_recv_wr, Some(&channel))?;
         let capsules = shared.pd.register(capsule * usize::from(size), Access::LOCAL_WRITE)?;
         let buffers = Buffers::new(&shared.pd, count.into(), limits.longest_transfer)?;
-        let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
-        qp.initialize(Access::LOCAL_WRITE)?;
         let fetching = vec![None; count.into()];
         let rest = Rest { cq, channel, capsules, capsule, buffers, fetching };
-        (0..u64::from(size)).try_for_each(|slot| rest.post_receive(&qp, slot))?;
-        Ok((qp, rest))
+        (0..u64::from(size)).try_for_each(|slot| rest.post_receive(qp, slot))?;
+        Ok(rest)
     }
 
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {

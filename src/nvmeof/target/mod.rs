@@ -6,19 +6,22 @@ mod data;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use roxie::host::{ConnectionManager, ConnectionRequest, Device, DialError, PortListener, ProtectionDomain};
+use roxie::host::{
+    Acceptor, Connection, ConnectionManager, ConnectionRequest, Device, DialError, ProtectionDomain,
+};
 
 use crate::cm::Refusal;
 use crate::subsystem::Subsystem;
+use connection::Offered;
 
 /// Interval at which the acceptor looks whether the target is to stop.
 const LOOK: Duration = Duration::from_millis(100);
-/// Connection requests that wait.
-const BACKLOG: u32 = 64;
+/// Connections that their hosts have not confirmed. They have no thread and no buffers, and do not count as connections.
+const HALF_OPEN: u32 = 128;
 /// Time for the threads of connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -70,6 +73,11 @@ impl Shared {
         self.stop.load(Relaxed)
     }
 
+    /// Locks the number of connections.
+    fn connections(&self) -> MutexGuard<'_, usize> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Most connections at a time: an admin queue and all I/O queues of each controller.
     fn most_connections(&self) -> usize {
         let limits = self.subsystem.limits();
@@ -104,7 +112,7 @@ impl Target {
         report: Report,
     ) -> Result<Target, DialError> {
         let pd = device.alloc_pd()?;
-        let listener = manager.listen(listen, BACKLOG)?;
+        let waiting = manager.acceptor(listen, HALF_OPEN)?;
         let listens = addresses(device, listen);
         subsystem.set_addresses(listens.clone());
         let shared = Arc::new(Shared {
@@ -119,7 +127,7 @@ impl Target {
         });
         let accepting = Arc::clone(&shared);
         let acceptor = std::thread::Builder::new().name("nvme-accept".into());
-        let acceptor = acceptor.spawn(move || accept(&accepting, &listener));
+        let acceptor = acceptor.spawn(move || accept(&accepting, waiting));
         let acceptor = acceptor.map_err(|source| roxie::host::DeviceError::System {
             what: "a thread that accepts connections",
             source,
@@ -134,7 +142,7 @@ impl Target {
 
     /// Number of connections: one for each queue of each host.
     pub fn connections(&self) -> usize {
-        *self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shared.connections()
     }
 
     /// Ends all connections, which tells the hosts, and makes all completed writes durable.
@@ -152,7 +160,7 @@ impl Target {
             let _ = acceptor.join();
         }
         // A thread that still waits for its host's first message ends with the process.
-        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = self.shared.connections();
         let _ = self.shared.ended.wait_timeout_while(connections, STOP_TIMEOUT, |left| *left > 0);
     }
 }
@@ -187,44 +195,42 @@ fn addresses(device: &Device, listen: SocketAddr) -> Vec<SocketAddr> {
 }
 
 /// Accepts connections until the target stops.
-fn accept(shared: &Arc<Shared>, listener: &PortListener) {
+fn accept(shared: &Arc<Shared>, mut acceptor: Acceptor<Offered>) {
+    let failed =
+        |peer, error: DialError| (shared.report)(TargetEvent::Ended { peer, why: error.to_string() });
+    let refused = |peer, refusal: Refusal| {
+        (shared.report)(TargetEvent::Ended { peer, why: format!("refused: {refusal}") });
+        refusal.to_bytes().to_vec()
+    };
     while !shared.stops() {
-        match listener.accept(LOOK) {
-            Ok(Some(request)) => admit(shared, request),
+        let offer = |request: &ConnectionRequest| {
+            connection::offer(shared, request).map_err(|refusal| refused(request.peer(), refusal))
+        };
+        match acceptor.next(LOOK, offer, failed) {
+            Ok(Some((connection, offered))) => admit(shared, connection, offered),
             Ok(None) => {}
             Err(_) => return (shared.report)(TargetEvent::DeviceFailed),
         }
     }
 }
 
-/// Serves a request on a thread of its own, if there is room for another connection.
-fn admit(shared: &Arc<Shared>, request: ConnectionRequest) {
-    let peer = request.peer();
-    let count = {
-        let mut count = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        *count += 1;
-        *count
-    };
+/// Serves a connection on a thread of its own, if there is room for another one.
+fn admit(shared: &Arc<Shared>, connection: Connection, offered: Offered) {
+    let peer = connection.peer();
+    let ended = |why| (shared.report)(TargetEvent::Ended { peer, why });
+    *shared.connections() += 1;
     let counted = Counted(Arc::clone(shared));
-    if count > shared.most_connections() {
-        return refuse(&counted.0, request, Refusal::RESOURCES);
+    if *shared.connections() > shared.most_connections() {
+        return ended(format!("refused: {}", Refusal::RESOURCES));
     }
     let thread = std::thread::Builder::new().name("nvme-queue".into());
     let spawned = thread.spawn(move || {
-        let Err(why) = connection::serve(&counted.0, request);
+        let Err(why) = connection::serve(&counted.0, connection, offered);
         (counted.0.report)(TargetEvent::Ended { peer, why });
     });
     if let Err(error) = spawned {
-        (shared.report)(TargetEvent::Ended { peer, why: format!("no thread for another queue: {error}") });
+        ended(format!("no thread for another queue: {error}"));
     }
-}
-
-/// Rejects a request with the private data that the host expects.
-fn refuse(shared: &Shared, request: ConnectionRequest, refusal: Refusal) {
-    let peer = request.peer();
-    // A host that has given up needs no rejection.
-    let _ = request.reject(&refusal.to_bytes());
-    (shared.report)(TargetEvent::Ended { peer, why: format!("refused: {refusal}") });
 }
 
 /// A counted connection; no longer counted when dropped.
@@ -232,7 +238,7 @@ struct Counted(Arc<Shared>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        *self.0.connections.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self.0.connections() -= 1;
         self.0.ended.notify_all();
     }
 }
