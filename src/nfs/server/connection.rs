@@ -9,11 +9,11 @@ use roxie::host::{
     Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
     DialOptions, MemoryRegion, Offer, PostError, QueuePair,
 };
-use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
+use roxie::verbs::{Access, QpCaps, RKey, SendWr, Sge, Wc, WcOpcode, WcStatus, WrOpcode};
 
 use super::answer::{LONGEST_TRANSFER, answer, refused_change};
 use super::{FULL, MOST_CONNECTIONS, ServerEvent, Shared};
-use crate::placement::{Lengths, MOST_PARTS, Moved, Placement, place};
+use crate::placement::{Lengths, Moved, Placement, place};
 use crate::private::Sizes;
 use crate::rpcrdma::{Body, Chunks, Header};
 use crate::xdr::padding;
@@ -28,8 +28,8 @@ const BUFFERS: u32 = 16;
 const INLINE: u32 = 4096;
 /// Bytes of a buffer: a longest transfer and all that a reply has around it.
 const BUFFER: usize = LONGEST_TRANSFER + 4096;
-/// Places in the send queue.
-const SENDS: u32 = 4 * (MOST_PARTS as u32 + 1);
+/// Places in the send queue. A half-open connection has them, too, so they are few; longer replies wait for places.
+const SENDS: u32 = BUFFERS;
 /// Completions taken at once.
 const BATCH: usize = 16;
 
@@ -71,7 +71,8 @@ fn queues(shared: &Shared) -> Result<(QueuePair, CompletionQueue, CompletionChan
         ..QpCaps::default()
     };
     let channel = CompletionChannel::new()?;
-    let cq = shared.device.create_cq(SENDS + CREDITS, Some(&channel))?;
+    // A connection that is not confirmed has no completions.
+    let cq = shared.device.create_cq(1, Some(&channel))?;
     let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
     Ok((qp, cq, channel))
 }
@@ -89,6 +90,7 @@ pub(super) fn serve(shared: &Shared, connection: Connection, offered: Offered) -
         inline: client.receives.min(INLINE) as usize,
         invalidates: client.takes_invalidation,
         places: SENDS,
+        outbox: VecDeque::new(),
         free: (0..BUFFERS).rev().collect(),
         waiting: VecDeque::new(),
         has_told: false,
@@ -108,6 +110,7 @@ struct Rest {
 impl Rest {
     /// Makes the buffers, and posts all receives.
     fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
+        offered.cq.resize(SENDS + CREDITS)?;
         let memory =
             |count: u32, length: usize| shared.pd.register(count as usize * length, Access::LOCAL_WRITE);
         let calls = memory(CREDITS, INLINE as usize)?;
@@ -127,6 +130,8 @@ impl Rest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Receive,
+    Write,
+    /// Its number is that of its buffer.
     Send,
 }
 
@@ -136,6 +141,7 @@ impl Ended {
     fn of(wc: &Wc) -> Result<Ended, String> {
         match (wc.status, wc.opcode) {
             (WcStatus::Success, WcOpcode::Recv) => Ok(Ended::Receive),
+            (WcStatus::Success, WcOpcode::Write) => Ok(Ended::Write),
             (WcStatus::Success, WcOpcode::Send) => Ok(Ended::Send),
             (WcStatus::Success, other) => {
                 Err(format!("a completion of {other:?}, which no connection posts"))
@@ -156,9 +162,11 @@ struct Served {
     invalidates: bool,
     /// Free places of the send queue.
     places: u32,
+    /// Work requests that wait for places.
+    outbox: VecDeque<(SendWr, Sge)>,
     /// Free buffers.
     free: Vec<u32>,
-    /// Calls that wait for a buffer or for places: their receive, and their length.
+    /// Calls that wait for a buffer: their receive, and their length.
     waiting: VecDeque<(u64, usize)>,
     /// A refused change was reported.
     has_told: bool,
@@ -192,20 +200,21 @@ impl Served {
         for wc in &completions[..taken] {
             match Ended::of(wc)? {
                 Ended::Receive => self.waiting.push_back((wc.wr_id, wc.byte_len as usize)),
+                Ended::Write => self.places += 1,
                 Ended::Send => {
+                    self.places += 1;
                     self.free.push(wc.wr_id as u32);
-                    self.places += (wc.wr_id >> 32) as u32;
                 }
             }
         }
+        self.post_waiting()?;
         self.answer_waiting(shared)?;
         Ok(taken > 0)
     }
 
-    /// Answers calls while there are buffers and places for any reply, in their order.
+    /// Answers calls while there are buffers for replies, in their order.
     fn answer_waiting(&mut self, shared: &Shared) -> Result<(), String> {
-        while self.places > MOST_PARTS as u32
-            && let Some(buffer) = self.free.last().copied()
+        while let Some(buffer) = self.free.last().copied()
             && let Some((slot, length)) = self.waiting.pop_front()
         {
             self.free.pop();
@@ -283,7 +292,7 @@ impl Served {
         self.post(buffer, &placement.header, inline, &placement.parts, key)
     }
 
-    /// Posts the WRITEs of parts of a buffer, then a header with the message behind it. On a reliable connection the data is in place
+    /// Sends the parts of a buffer by WRITE, then a header with the message behind it. On a reliable connection the data is in place
     /// before the message arrives.
     fn post(
         &mut self,
@@ -293,23 +302,31 @@ impl Served {
         parts: &[crate::placement::Part],
         key: Option<u32>,
     ) -> Result<(), String> {
-        let qp = self.connection.qp();
         for part in parts {
-            let write = SendWr::write(part.to.offset, RKey(part.to.handle));
+            let write = SendWr::write(part.to.offset, RKey(part.to.handle)).signaled();
             let sge = self.rest.data.sge(buffer as usize * BUFFER + part.from, part.to.length);
-            qp.post_send(&write, &[sge]).map_err(told)?;
+            self.outbox.push_back((write, sge));
         }
         let bytes = [&header.to_bytes()[..], message].concat();
         let begin = buffer as usize * INLINE as usize;
         self.rest.replies.write_at(begin, &bytes).map_err(told)?;
-        let cost = parts.len() as u32 + 1;
-        let send = SendWr::send().id(u64::from(buffer) | u64::from(cost) << 32).signaled();
+        let send = SendWr::send().id(buffer.into()).signaled();
         let send = match key.filter(|_| self.invalidates) {
             Some(key) => SendWr { opcode: WrOpcode::SendInvalidate, rkey: RKey(key), ..send },
             None => send,
         };
-        qp.post_send(&send, &[self.rest.replies.sge(begin, bytes.len() as u32)]).map_err(told)?;
-        self.places -= cost;
+        self.outbox.push_back((send, self.rest.replies.sge(begin, bytes.len() as u32)));
+        self.post_waiting()
+    }
+
+    /// Posts work requests while there are places, in their order.
+    fn post_waiting(&mut self) -> Result<(), String> {
+        while self.places > 0
+            && let Some((request, sge)) = self.outbox.pop_front()
+        {
+            self.connection.qp().post_send(&request, &[sge]).map_err(told)?;
+            self.places -= 1;
+        }
         Ok(())
     }
 }
@@ -335,8 +352,9 @@ mod tests {
         let done = |opcode| of(opcode, WcStatus::Success);
         assert_eq!(done(WcOpcode::Recv), Ok(Ended::Receive));
         assert_eq!(done(WcOpcode::Send), Ok(Ended::Send));
+        assert_eq!(done(WcOpcode::Write), Ok(Ended::Write));
         for other in (0..=u8::MAX).filter_map(WcOpcode::from_code) {
-            if !matches!(other, WcOpcode::Recv | WcOpcode::Send) {
+            if !matches!(other, WcOpcode::Recv | WcOpcode::Send | WcOpcode::Write) {
                 assert!(done(other).unwrap_err().contains("no connection posts"), "{other:?}");
             }
         }
