@@ -60,7 +60,8 @@ fn queues(
         max_inline: response::LENGTH as u32,
     };
     let channel = CompletionChannel::new()?;
-    let cq = shared.device.create_cq(caps.max_send_wr + caps.max_recv_wr, Some(&channel))?;
+    // A connection that is not confirmed has no completions.
+    let cq = shared.device.create_cq(1, Some(&channel))?;
     let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
     Ok((qp, cq, channel))
 }
@@ -99,9 +100,10 @@ fn check(shared: &Shared, private_data: &[u8]) -> Result<QueueRequest, Refusal> 
     if asked.receives == 0 { Err(Refusal::RECEIVES) } else { Ok(asked) }
 }
 
-/// Work requests in the send queue: a READ, a WRITE and a SEND of each command.
+/// Work requests in the send queue: a READ, or a WRITE and a SEND, of each command whose data moves. Other responses wait for places. A
+/// half-open connection has the queue, too, so it is short.
 fn send_credits(size: u16) -> u32 {
-    3 * u32::from(size)
+    2 * u32::from(size.min(BUFFERS))
 }
 
 /// Verbs objects of a queue, apart from its connection.
@@ -120,6 +122,7 @@ impl Rest {
     fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
         let Offered { cq, channel, asked } = offered;
         let (limits, size) = (shared.subsystem.limits(), asked.sends + 1);
+        cq.resize(send_credits(size) + u32::from(size))?;
         let count = BUFFERS.min(size);
         // Commands on the admin queue carry no data.
         let in_capsule = if asked.queue == 0 { 0 } else { limits.in_capsule as usize };
@@ -325,7 +328,7 @@ impl Served {
     /// Posts a response, or queues it behind others that wait for places in the send queue.
     fn reply(&mut self, reply: Reply) -> Result<(), String> {
         if !self.outbox.is_empty() || self.credits < reply.cost() {
-            // The send queue alone has room for the responses to all commands of a host that takes them.
+            // A host has fewer commands outstanding than its queue has entries.
             if self.outbox.len() >= self.size.into() {
                 return Err("the host takes no responses".into());
             }
