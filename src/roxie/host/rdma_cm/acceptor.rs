@@ -15,9 +15,9 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Answers the requests of a port on the caller's thread, and returns connections once their peers have confirmed them.
 ///
-/// Anyone can send requests that name other hosts as their source. A half-open connection therefore has no thread and no buffers: only
-/// the queue pair that the server offers. The queue pair needs no receives. A peer that sends before the server has posted some is
-/// told to try again (RNR NAK). The number of half-open connections is limited, apart from that of connections. If all places are
+/// Anyone can send requests that name other hosts as their source. A half-open connection therefore has no thread: only
+/// the queue pair that the server offers, with a receive for the first message, which may overtake the confirmation. A peer that sends
+/// more before the server has posted receives is told to try again (RNR NAK). The number of half-open connections is limited, apart from that of connections. If all places are
 /// taken, the address with the most places loses its oldest one. If each has one, a request is dropped, unless it is a repetition
 /// or a place is 0.5 s old. Hosts that were only named as the source do not repeat requests. Dropping the acceptor ends listening,
 /// and all half-open connections.
@@ -103,7 +103,7 @@ impl<T> Acceptor<T> {
         None
     }
 
-    /// Answers requests whose paths are resolved.
+    /// Answers requests with a resolved path.
     fn answer(
         &mut self,
         offer: &mut impl FnMut(&ConnectionRequest) -> Result<Offer<T>, Vec<u8>>,

@@ -408,3 +408,6 @@ impl Shared {
 fn local_qp(qp: &QueuePair) -> LocalQp {
     LocalQp { qpn: qp.qpn(), psn: Psn::new(unguessable() as u32), srq: !qp.has_own_receives() }
 }
+
+#[cfg(test)]
+mod tests;
