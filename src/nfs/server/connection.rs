@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use roxie::host::{
-    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
-    DialOptions, MemoryRegion, Offer, PostError, QueuePair,
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DialError, DialOptions,
+    MemoryRegion, Offer, PostError, QueuePair,
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Sge, Wc, WcOpcode, WcStatus, WrOpcode};
 
@@ -37,17 +37,20 @@ const BATCH: usize = 16;
 pub(super) struct Offered {
     cq: CompletionQueue,
     channel: CompletionChannel,
+    /// Room for the first call, which may come before the client's confirmation.
+    first: MemoryRegion,
     client: Sizes,
 }
 
-/// Returns a queue pair without receives for a request, or the private data of its rejection.
+/// Returns a queue pair with one receive for a request, or the private data of its rejection.
 pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offer<Offered>, Vec<u8>> {
     let refused = |why| (shared.report)(ServerEvent::Ended { peer: request.peer(), why });
     if *shared.connections() >= MOST_CONNECTIONS {
         refused(FULL.into());
         return Err(Vec::new());
     }
-    let (qp, cq, channel) = queues(shared).map_err(|error| {
+    let client = Sizes::parse(request.private_data());
+    let (qp, state) = queues(shared, client).map_err(|error| {
         refused(format!("no resources for another connection: {error}"));
         Vec::new()
     })?;
@@ -58,11 +61,10 @@ pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offe
         private_data: own.to_bytes().to_vec(),
         ..DialOptions::default()
     };
-    let client = Sizes::parse(request.private_data());
-    Ok(Offer { qp, options, state: Offered { cq, channel, client } })
+    Ok(Offer { qp, options, state })
 }
 
-fn queues(shared: &Shared) -> Result<(QueuePair, CompletionQueue, CompletionChannel), DeviceError> {
+fn queues(shared: &Shared, client: Sizes) -> Result<(QueuePair, Offered), DialError> {
     let caps = QpCaps {
         max_send_wr: SENDS,
         max_recv_wr: CREDITS,
@@ -71,10 +73,13 @@ fn queues(shared: &Shared) -> Result<(QueuePair, CompletionQueue, CompletionChan
         ..QpCaps::default()
     };
     let channel = CompletionChannel::new()?;
-    // A connection that is not confirmed has no completions.
+    // A connection that is not confirmed has one completion, of the first call.
     let cq = shared.device.create_cq(1, Some(&channel))?;
+    let first = shared.pd.register(INLINE as usize, Access::LOCAL_WRITE)?;
     let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
-    Ok((qp, cq, channel))
+    qp.initialize(Access::LOCAL_WRITE)?;
+    qp.post_recv(0, &[first.sge(0, INLINE)])?;
+    Ok((qp, Offered { cq, channel, first, client }))
 }
 
 /// Serves a connection until it ends. Returns why.
@@ -102,13 +107,16 @@ pub(super) fn serve(shared: &Shared, connection: Connection, offered: Offered) -
 struct Rest {
     cq: CompletionQueue,
     channel: CompletionChannel,
+    /// Room for the calls of slot 0.
+    first: MemoryRegion,
+    /// Room for the calls of the other slots.
     calls: MemoryRegion,
     replies: MemoryRegion,
     data: MemoryRegion,
 }
 
 impl Rest {
-    /// Makes the buffers, and posts all receives.
+    /// Makes the buffers, and posts all receives but the first.
     fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
         offered.cq.resize(SENDS + CREDITS)?;
         let memory =
@@ -116,13 +124,20 @@ impl Rest {
         let calls = memory(CREDITS, INLINE as usize)?;
         let replies = memory(BUFFERS, INLINE as usize)?;
         let data = memory(BUFFERS, BUFFER)?;
-        let rest = Rest { cq: offered.cq, channel: offered.channel, calls, replies, data };
-        (0..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(qp, slot))?;
+        let Offered { cq, channel, first, .. } = offered;
+        let rest = Rest { cq, channel, first, calls, replies, data };
+        (1..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(qp, slot))?;
         Ok(rest)
     }
 
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
-        qp.post_recv(slot, &[self.calls.sge(slot as usize * INLINE as usize, INLINE)])
+        let (memory, begin) = self.call(slot);
+        qp.post_recv(slot, &[memory.sge(begin, INLINE)])
+    }
+
+    /// Returns the place of a call.
+    fn call(&self, slot: u64) -> (&MemoryRegion, usize) {
+        if slot == 0 { (&self.first, 0) } else { (&self.calls, slot as usize * INLINE as usize) }
     }
 }
 
@@ -218,8 +233,8 @@ impl Served {
             && let Some((slot, length)) = self.waiting.pop_front()
         {
             self.free.pop();
-            let begin = slot as usize * INLINE as usize;
-            let call = self.rest.calls.to_vec(begin, length.min(INLINE as usize)).map_err(told)?;
+            let (memory, begin) = self.rest.call(slot);
+            let call = memory.to_vec(begin, length.min(INLINE as usize)).map_err(told)?;
             // A receive is there for the next call before the reply leaves.
             self.rest.post_receive(self.connection.qp(), slot).map_err(told)?;
             self.answer(shared, &call, buffer)?;

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use roxie::host::{
-    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
-    DialOptions, MemoryRegion, Offer, PostError, QueuePair,
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DialError, DialOptions,
+    MemoryRegion, Offer, PostError, QueuePair,
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
 
@@ -28,30 +28,29 @@ const BATCH: usize = 16;
 pub(super) struct Offered {
     cq: CompletionQueue,
     channel: CompletionChannel,
+    /// Room for the first capsule, which may come before the host's confirmation.
+    first: MemoryRegion,
     asked: QueueRequest,
 }
 
-/// Returns a queue pair without receives for a request, or why the request is refused.
+/// Returns a queue pair with one receive for a request, or why the request is refused.
 pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offer<Offered>, Refusal> {
     let asked = check(shared, request.private_data())?;
     if *shared.connections() >= shared.most_connections() {
         return Err(Refusal::RESOURCES);
     }
     let size = asked.sends + 1;
-    let (qp, cq, channel) = queues(shared, size).map_err(|_| Refusal::RESOURCES)?;
+    let (qp, state) = queues(shared, asked, size).map_err(|_| Refusal::RESOURCES)?;
     let options = DialOptions {
         // Hosts never access memory of a target.
         access: Access::LOCAL_WRITE,
         private_data: QueueReply { receives: size }.to_bytes().to_vec(),
         ..DialOptions::default()
     };
-    Ok(Offer { qp, options, state: Offered { cq, channel, asked } })
+    Ok(Offer { qp, options, state })
 }
 
-fn queues(
-    shared: &Shared,
-    size: u16,
-) -> Result<(QueuePair, CompletionQueue, CompletionChannel), DeviceError> {
+fn queues(shared: &Shared, asked: QueueRequest, size: u16) -> Result<(QueuePair, Offered), DialError> {
     let caps = QpCaps {
         max_send_wr: send_credits(size),
         max_recv_wr: size.into(),
@@ -60,10 +59,14 @@ fn queues(
         max_inline: response::LENGTH as u32,
     };
     let channel = CompletionChannel::new()?;
-    // A connection that is not confirmed has no completions.
+    // A connection that is not confirmed has one completion, of the first capsule.
     let cq = shared.device.create_cq(1, Some(&channel))?;
+    let capsule = capsule_length(shared, asked.queue);
+    let first = shared.pd.register(capsule, Access::LOCAL_WRITE)?;
     let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
-    Ok((qp, cq, channel))
+    qp.initialize(Access::LOCAL_WRITE)?;
+    qp.post_recv(0, &[first.sge(0, capsule as u32)])?;
+    Ok((qp, Offered { cq, channel, first, asked }))
 }
 
 /// Serves the queue of a connection, until the connection ends. Returns why.
@@ -106,10 +109,18 @@ fn send_credits(size: u16) -> u32 {
     2 * u32::from(size.min(BUFFERS))
 }
 
+/// Bytes of a command capsule. Commands on the admin queue carry no data.
+fn capsule_length(shared: &Shared, queue: u16) -> usize {
+    command::LENGTH + if queue == 0 { 0 } else { shared.subsystem.limits().in_capsule as usize }
+}
+
 /// Verbs objects of a queue, apart from its connection.
 struct Rest {
     cq: CompletionQueue,
     channel: CompletionChannel,
+    /// Room for the capsules of slot 0.
+    first: MemoryRegion,
+    /// Room for the capsules of the other slots.
     capsules: MemoryRegion,
     capsule: usize,
     buffers: Buffers,
@@ -118,25 +129,29 @@ struct Rest {
 }
 
 impl Rest {
-    /// Makes the buffers, and posts all receives.
+    /// Makes the buffers, and posts all receives but the first.
     fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
-        let Offered { cq, channel, asked } = offered;
+        let Offered { cq, channel, first, asked } = offered;
         let (limits, size) = (shared.subsystem.limits(), asked.sends + 1);
         cq.resize(send_credits(size) + u32::from(size))?;
         let count = BUFFERS.min(size);
-        // Commands on the admin queue carry no data.
-        let in_capsule = if asked.queue == 0 { 0 } else { limits.in_capsule as usize };
-        let capsule = command::LENGTH + in_capsule;
+        let capsule = capsule_length(shared, asked.queue);
         let capsules = shared.pd.register(capsule * usize::from(size), Access::LOCAL_WRITE)?;
         let buffers = Buffers::new(&shared.pd, count.into(), limits.longest_transfer)?;
         let fetching = vec![None; count.into()];
-        let rest = Rest { cq, channel, capsules, capsule, buffers, fetching };
-        (0..u64::from(size)).try_for_each(|slot| rest.post_receive(qp, slot))?;
+        let rest = Rest { cq, channel, first, capsules, capsule, buffers, fetching };
+        (1..u64::from(size)).try_for_each(|slot| rest.post_receive(qp, slot))?;
         Ok(rest)
     }
 
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
-        qp.post_recv(slot, &[self.capsules.sge(slot as usize * self.capsule, self.capsule as u32)])
+        let (memory, begin) = self.place(slot);
+        qp.post_recv(slot, &[memory.sge(begin, self.capsule as u32)])
+    }
+
+    /// Returns the place of a capsule.
+    fn place(&self, slot: u64) -> (&MemoryRegion, usize) {
+        if slot == 0 { (&self.first, 0) } else { (&self.capsules, slot as usize * self.capsule) }
     }
 }
 
@@ -237,8 +252,8 @@ impl Served {
 
     /// Takes a command capsule.
     fn received(&mut self, shared: &Shared, wc: &Wc) -> Result<(), String> {
-        let begin = wc.wr_id as usize * self.rest.capsule;
-        let capsule = self.rest.capsules.to_vec(begin, (wc.byte_len as usize).min(self.rest.capsule));
+        let (memory, begin) = self.rest.place(wc.wr_id);
+        let capsule = memory.to_vec(begin, (wc.byte_len as usize).min(self.rest.capsule));
         let capsule = capsule.map_err(told)?;
         self.rest.post_receive(self.connection.qp(), wc.wr_id).map_err(told)?;
         let task = self.queue.take(shared.now(), &capsule).map_err(|violation| violation.to_string())?;

@@ -20,7 +20,7 @@ use connection::Offered;
 
 /// Interval at which the acceptor looks whether the target is to stop.
 const LOOK: Duration = Duration::from_millis(100);
-/// Connections that their hosts have not confirmed. They have no thread and no buffers, and do not count as connections.
+/// Connections that their hosts have not confirmed. They have no thread, and do not count as connections.
 const HALF_OPEN: u32 = 128;
 /// Time for the threads of connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
