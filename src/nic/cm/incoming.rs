@@ -396,7 +396,7 @@ impl Manager {
     }
 
     /// Finds the connection that a REJ refers to. A REJ for a timeout may lack our ID, but has the peer's adapter and
-    /// ID.
+    /// ID. Any other has both IDs, unless the peer refuses a request for which it made no ID.
     fn rejected(&mut self, rej: &Rej, route: &Route) -> Option<(CommId, State)> {
         if rej.reason == RejReason::TIMEOUT
             && let Some(ca_guid) = rej.ari.guid()
@@ -408,10 +408,7 @@ impl Manager {
             }
         }
         let id = rej.remote_comm_id;
-        // A peer without an ID for the connection sends 0.
-        let known = self.table.get(id).map_or(CommId(0), |connection| connection.remote_id);
-        let remote = if rej.local_comm_id == CommId(0) { known } else { rej.local_comm_id };
-        Some((id, self.addressed(id, remote, route)?))
+        Some((id, self.addressed(id, rej.local_comm_id, route)?))
     }
 
     fn on_dreq(&mut self, now: Nanos, tid: u64, dreq: &Dreq, route: Route) {

@@ -213,6 +213,37 @@ fn refusal_ends_an_established_connection() {
     assert_eq!(pair.state(A, a), Some(State::TimeWait));
 }
 
+/// Only a request may be refused without the refusing end's ID, which other hosts do not know.
+#[test]
+fn refusal_without_id_ends_no_connection() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    let forge = |pair: &mut Pair, end: usize, id: CommId| {
+        for (reason, message) in [
+            (RejReason::CONSUMER, Stage::Req),
+            (RejReason::INVALID_COMM_ID, Stage::Rep),
+            (RejReason::TIMEOUT, Stage::Rep),
+        ] {
+            let rej = Rej { remote_comm_id: id, reason, message, ..Rej::default() };
+            pair.forge(end, 9, &CmMessage::Rej(rej));
+        }
+    };
+    for (end, id) in [(A, a), (B, b)] {
+        forge(&mut pair, end, id);
+        assert_eq!(
+            (pair.state(end, id), pair.ends[end].counters().unknown_id),
+            (Some(State::Established), 3)
+        );
+    }
+    pair.no_events();
+    let (mut pair, _) = Pair::listening();
+    pair.connect();
+    pair.settle();
+    let half_open = pair.accept();
+    forge(&mut pair, B, half_open);
+    assert_eq!(pair.state(B, half_open), Some(State::RepSent));
+}
+
 #[test]
 fn alternate_paths_are_refused() {
     let (mut pair, _) = Pair::listening();
