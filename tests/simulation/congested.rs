@@ -214,8 +214,9 @@ impl Congested {
         };
         let (name, bth) = (&line.ends.name, &packet.bth);
         let from_peer = packet.source_gid() == line.ends.peer && packet.dest_gid() == line.ends.own;
-        if verdict == "dropped: QP is in Err" {
-            // An accepted packet may have ended the QP: the work request behind a completed one could not be sent. No notification follows.
+        if matches!(verdict, "dropped: QP is in Err" | "dropped: QP is in Reset") {
+            // An accepted packet may have ended the QP: the work request behind a completed one could not be sent. No notification follows, also
+            // if the QP was reset since.
             line.owed = None;
         }
         if is_notification(packet) {
