@@ -90,7 +90,7 @@ fn lossy_link_completes_every_message() {
     let Some(net) = Net::new("perf-loss") else { return };
     for port in ["xdp", "packet", "udp"] {
         for operation in ["send", "read"] {
-            let command = format!("perf {operation} bw --port {port} --json --timeout 10");
+            let command = format!("perf {operation} bw --port {port} --json");
             let (server, client) =
                 net.both(&command, &format!("{command} -n 100 -s 16384 -t 4 --fault drop=0.01,seed=5"));
             server.succeeded();

@@ -155,7 +155,7 @@ fn stock_srq_client_is_served() {
 fn lost_frames_are_retransmitted_over_all_ports() {
     let Some(net) = Net::new("pingpong-loss") else { return };
     for port in ["xdp", "packet", "udp"] {
-        let options = format!("pingpong rc --port {port} -n 200 -c --timeout 10 --json");
+        let options = format!("pingpong rc --port {port} -n 200 -c --json");
         let (server, client) = net.both(&options, &format!("{options} --fault drop=0.03"));
         server.succeeded();
         let client = client.succeeded();

@@ -121,11 +121,8 @@ impl Couple {
         let mut idle = has_idle.into_iter();
         let ends = ends.map(|end| if idle.next() == Some(true) { end.with_idle() } else { end });
         let points = ends.each_ref().map(|end| end.qp.endpoint(0).expect("an address"));
-        let options = ConnectOptions {
-            access: Access::READ_WRITE | Access::REMOTE_ATOMIC,
-            timeout: 10,
-            ..ConnectOptions::default()
-        };
+        let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
+        let options = ConnectOptions { access, ..ConnectOptions::default() };
         ends[0].qp.connect(&points[0], &points[1], &options).expect("connected");
         ends[1].qp.connect(&points[1], &points[0], &options).expect("connected");
         Couple { ends, round: seed << 32 }
