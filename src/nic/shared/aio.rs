@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::OnceLock;
 
+use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// Maximum number of requests with untaken completions.
@@ -83,14 +84,13 @@ impl Signals {
 
     /// Adds 1 to the counter of an eventfd. A counter at 2^64 - 1 stays there.
     pub(super) fn raise(&self, event: BorrowedFd<'_>) {
-        // The context may be full of completions that were not taken.
-        if !self.submit(event) {
+        // The context may be full of completions that were not taken, and after they were taken by those of other threads.
+        while self.submit(event) == Err(Errno::EAGAIN) {
             self.take_completions();
-            let _ = self.submit(event);
         }
     }
 
-    fn submit(&self, event: BorrowedFd<'_>) -> bool {
+    fn submit(&self, event: BorrowedFd<'_>) -> nix::Result<()> {
         let mut request = Request {
             operation: PREAD,
             fd: self.empty.as_fd().as_raw_fd().cast_unsigned(),
@@ -103,7 +103,7 @@ impl Signals {
         // kernel copies what it needs of the request.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, list.len(), list.as_mut_ptr()) };
-        submitted == 1
+        Errno::result(submitted).map(drop)
     }
 
     fn take_completions(&self) {
@@ -132,5 +132,20 @@ mod tests {
         event.write(u64::MAX - 1).expect("room");
         (0..3).for_each(|_| signals.raise(event.as_fd()));
         assert_eq!(event.read(), Ok(u64::MAX));
+    }
+
+    #[test]
+    fn threads_lose_no_signal() {
+        const MANY: u64 = 20_000;
+        let signals = Signals::get().expect("a context");
+        let raise_all = || {
+            let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
+            (0..MANY).for_each(|_| signals.raise(event.as_fd()));
+            assert_eq!(event.read(), Ok(MANY));
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(raise_all)).collect();
+            threads.into_iter().for_each(|thread| thread.join().expect("none lost"));
+        });
     }
 }
