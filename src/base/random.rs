@@ -15,3 +15,8 @@ pub fn splitmix(state: &mut u64) -> u64 {
 pub fn unguessable() -> u64 {
     RandomState::new().build_hasher().finish()
 }
+
+/// Returns 128 unpredictable bits as hexadecimal digits.
+pub fn unguessable_text() -> String {
+    format!("{:016x}{:016x}", unguessable(), unguessable())
+}

@@ -281,17 +281,17 @@ pub(super) struct Accounts {
     groups: Mutex<HashMap<(u32, Gid), Weak<Account>>>,
 }
 
-/// Returns the account of this name. Makes it if there is none.
-fn kept<K: Eq + Hash>(
-    accounts: &Mutex<HashMap<K, Weak<Account>>>,
+/// Returns the value of this name. Makes it if there is none, or no other handle of it is left.
+pub(super) fn kept<K: Eq + Hash, V>(
+    all: &Mutex<HashMap<K, Weak<V>>>,
     name: K,
-    make: impl FnOnce() -> Arc<Account>,
-) -> Arc<Account> {
-    let mut accounts = lock(accounts);
-    accounts.retain(|_, account| account.strong_count() > 0);
-    let account = accounts.get(&name).and_then(Weak::upgrade).unwrap_or_else(make);
-    accounts.insert(name, Arc::downgrade(&account));
-    account
+    make: impl FnOnce() -> Arc<V>,
+) -> Arc<V> {
+    let mut all = lock(all);
+    all.retain(|_, value| value.strong_count() > 0);
+    let value = all.get(&name).and_then(Weak::upgrade).unwrap_or_else(make);
+    all.insert(name, Arc::downgrade(&value));
+    value
 }
 
 impl Accounts {

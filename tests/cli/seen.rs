@@ -17,6 +17,7 @@ use nix::sys::socket::{
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use roxie::host::inspect::{AccountEntry, ClientEntry, CounterReader, Snapshot};
+use roxie::threads::as_user;
 use serde_json::Value;
 
 use crate::network::Net;
@@ -138,7 +139,7 @@ fn other_user_sees_nothing_root_sees_all() {
     let server = net.serve("pingpong rc --port udp");
     let pid = server.child.id();
     let seen_by = |user: libc::uid_t| {
-        let look = as_user(&net, user, || roxie::host::inspect::snapshots().unwrap());
+        let look = in_namespace_as(&net, user, || roxie::host::inspect::snapshots().unwrap());
         assert!(look.silent.is_empty(), "{look:?}");
         look.snapshots.iter().filter(|device| device.pid == pid).count()
     };
@@ -165,20 +166,15 @@ fn root_sees_program_in_user_namespace() {
     server.kill();
 }
 
-/// Runs `act` in a namespace as a user. The system call changes the calling thread only, unlike the C library's function.
-fn as_user<T: Send>(net: &Net, user: libc::uid_t, act: impl FnOnce() -> T + Send) -> T {
-    let done = net.a.run(|| {
-        // SAFETY: a system call with plain values; the thread ends right after it.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
-        act()
-    });
-    done.unwrap()
+/// Runs `act` in a namespace as a user.
+fn in_namespace_as<T: Send>(net: &Net, user: libc::uid_t, act: impl FnOnce() -> T + Send) -> T {
+    net.a.run(|| as_user(user, act).unwrap()).unwrap()
 }
 
 /// Binds a socket of another user to an abstract name.
 fn squatted(net: &Net, name: &str) -> UnixListener {
     let address = SocketAddr::from_abstract_name(name).unwrap();
-    as_user(net, 65534, || UnixListener::bind_addr(&address)).unwrap()
+    in_namespace_as(net, 65534, || UnixListener::bind_addr(&address)).unwrap()
 }
 
 /// Opens connections that fill the listener's backlog.
@@ -239,7 +235,7 @@ fn foreign_sockets_cannot_hang_or_forge() {
         assert!(!told.contains("systemd") && !told.contains("\nrow"), "{command}: {told}");
     }
     // A third user's reader learns nothing from the forger.
-    let seen = as_user(&net, 65533, || roxie::host::inspect::snapshots().unwrap());
+    let seen = in_namespace_as(&net, 65533, || roxie::host::inspect::snapshots().unwrap());
     assert_eq!(seen, roxie::host::inspect::Look::default());
 }
 

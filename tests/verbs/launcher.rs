@@ -6,6 +6,7 @@ use std::process::Command;
 
 use roxie::host::inspect::{attach, snapshots};
 use roxie::netdev::{Links, NetNs};
+use roxie::threads::as_user;
 
 use super::{NEAR, Running, Site, copied, folder, launcher, skip};
 
@@ -81,16 +82,6 @@ fn unprivileged_program_gets_a_socket_device() {
     assert!(found.said.contains(told), "{found:?}");
 }
 
-/// Runs `act` in a namespace as a user. The system call changes the calling thread only, unlike the C library's function.
-fn as_user<T: Send>(ns: &NetNs, user: libc::uid_t, act: impl FnOnce() -> T + Send) -> T {
-    let done = ns.run(|| {
-        // SAFETY: a system call with plain values; the thread ends right after it.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
-        act()
-    });
-    done.unwrap()
-}
-
 /// In the user namespace of `roxie run`, the kernel gives every other user the number 65534.
 #[test]
 fn user_with_the_overflow_number_is_told_apart() {
@@ -112,7 +103,8 @@ fn user_with_the_overflow_number_is_told_apart() {
         |port: &str, program: &str| as_nobody(&format!("run --dev left --port {port} -- {program}"));
     // The stranger has the name of a NIC, as after the end of one that the launcher had found.
     let name = SocketAddr::from_abstract_name("roxie/nic/left").unwrap();
-    let squatter = as_user(&site.near, STRANGER, || UnixListener::bind_addr(&name)).unwrap();
+    let squatter =
+        site.near.run(|| as_user(STRANGER, || UnixListener::bind_addr(&name)).unwrap()).unwrap().unwrap();
     // Both programs of the user share the device.
     let mut server = program("udp", "ibv_rc_pingpong -g 1");
     server.wait_until_it_listens(18515);
@@ -121,7 +113,8 @@ fn user_with_the_overflow_number_is_told_apart() {
     let devices = site.near.run(snapshots).unwrap().unwrap().snapshots;
     let [device, _] = &devices[..] else { panic!("{devices:?}") };
     let pid = device.pid;
-    let refused = as_user(&site.near, STRANGER, || attach(device, 0)).unwrap_err().to_string();
+    let refused =
+        site.near.run(|| as_user(STRANGER, || attach(device, 0)).unwrap()).unwrap().unwrap_err().to_string();
     assert!(refused.contains("only that user and root"), "{refused}");
     let own = as_nobody(&format!("capture --pid {pid} --seconds 1 -w /dev/null")).finish();
     assert!(own.status.success() && own.said.contains("0 packets captured"), "{own:?}");

@@ -349,6 +349,10 @@ impl Drop for Running {
             let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
             let _ = self.child.wait();
+            if std::thread::panicking() {
+                let said: String = self.output.iter().map(Stream::text).collect();
+                eprintln!("{} was still running: {said}", self.what);
+            }
         }
     }
 }

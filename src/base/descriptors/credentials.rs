@@ -17,7 +17,7 @@ use nix::sys::socket::MsgFlags;
 
 use super::passing::{receive_until, send, send_with, set_takes_descriptors};
 use super::{connect, listen, peer_of};
-use crate::random::unguessable;
+use crate::random::unguessable_text;
 
 /// The variable by which programs find the server: `NAME:SECRET`.
 pub const CREDENTIALS: &str = "ROXIE_CREDENTIALS";
@@ -86,8 +86,7 @@ impl CredentialServer {
     /// # Errors
     /// If the system is out of memory or descriptors.
     pub fn new() -> io::Result<CredentialServer> {
-        let draw = || format!("{:016x}{:016x}", unguessable(), unguessable());
-        let (name, secret) = (format!("roxie/credentials/{}", draw()), draw());
+        let (name, secret) = (format!("roxie/credentials/{}", unguessable_text()), unguessable_text());
         let listener = listen(&name)?;
         set_takes_descriptors(listener.as_fd(), true);
         Ok(CredentialServer { listener, name, secret })

@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::RawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -102,6 +102,21 @@ pub(super) fn detach(act: impl FnOnce()) -> io::Result<()> {
             other => Err(io::Error::other(format!("{other:?}"))),
         },
     }
+}
+
+/// Calls `act` as [`detach`] does. The reader that `act` gets is at its end once no copy of the returned writer is open.
+pub(super) fn detach_until_closed(act: impl FnOnce(PipeReader)) -> io::Result<PipeWriter> {
+    let (closed, open) = io::pipe()?;
+    let mut open = Some(open);
+    detach({
+        let open = &mut open;
+        move || {
+            // The process that started this one has the only other.
+            open.take();
+            act(closed);
+        }
+    })?;
+    open.ok_or_else(|| io::ErrorKind::BrokenPipe.into())
 }
 
 /// Closes the descriptors that survive `exec`: this program's own do not.

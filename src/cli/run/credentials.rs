@@ -28,17 +28,9 @@ impl Credentials {
         }
         let server = CredentialServer::new()?;
         let variable = server.variable();
-        let (stopped, stop) = io::pipe()?;
-        let mut stop = Some(stop);
-        child::detach({
-            let stop = &mut stop;
-            move || {
-                stop.take();
-                server.serve(stopped.as_fd());
-            }
-        })?;
+        let stop = child::detach_until_closed(|stopped| server.serve(stopped.as_fd()))?;
         set_credential_server(variable.clone());
-        Ok(stop.map(|stop| Credentials { _stop: stop, variable }))
+        Ok(Some(Credentials { _stop: stop, variable }))
     }
 
     /// Returns the variable for programs.

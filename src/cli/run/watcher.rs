@@ -20,7 +20,7 @@ pub(super) const ORPHANS: &str = "ROXIE_ORPHANS";
 #[derive(Debug)]
 pub(super) struct Watcher {
     /// Closed when the program or the launcher has ended.
-    stop: Option<PipeWriter>,
+    stop: PipeWriter,
     said: BufReader<PipeReader>,
     /// Value of [`ORPHANS`].
     pub(super) name: String,
@@ -39,19 +39,12 @@ impl Watcher {
     ) -> io::Result<Watcher> {
         let listener = OrphanListener::new()?;
         let name = listener.name().to_owned();
-        let (stopped, stop) = io::pipe()?;
         let (said, mut says) = io::pipe()?;
-        let mut stop = Some(stop);
-        child::detach({
-            let stop = &mut stop;
-            move || {
-                // The launcher has the only one.
-                stop.take();
-                let kept = keep().map_or_else(|error| error.to_string(), |()| String::new());
-                // An error means that the launcher has ended.
-                let _ = writeln!(says, "{kept}");
-                watch(listener, &stopped, says, device);
-            }
+        let stop = child::detach_until_closed(|stopped| {
+            let kept = keep().map_or_else(|error| error.to_string(), |()| String::new());
+            // An error means that the launcher has ended.
+            let _ = writeln!(says, "{kept}");
+            watch(listener, &stopped, says, device);
         })?;
         let mut said = BufReader::new(said);
         let mut stale = String::new();

@@ -10,13 +10,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::Doorbells;
 pub use super::doorbell::DoorbellsId;
 use crate::verbs::QpIndex;
+use roxie_base::threads::lock;
 
 /// The doorbell page of a client.
 #[derive(Clone, Debug)]
@@ -52,7 +53,7 @@ impl ClientDoorbells {
     /// # Errors
     /// If the system is out of memory or descriptors.
     pub fn add(&self, bells: Doorbells) -> io::Result<DoorbellsId> {
-        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = lock(&self.pages);
         let wakes = match &pages.wakes {
             Some(wakes) => Arc::clone(wakes),
             None => Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?),
@@ -67,7 +68,7 @@ impl ClientDoorbells {
 
     /// Removes a page.
     pub fn remove(&self, id: DoorbellsId) {
-        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = lock(&self.pages);
         let (gone, all): (Vec<_>, Vec<_>) = pages.all.iter().cloned().partition(|page| page.id == id);
         for page in gone {
             // Fails only if the eventfd is not in the set.
@@ -87,7 +88,7 @@ impl ClientDoorbells {
     fn pages(&self) -> Option<Arc<Pages>> {
         // A page is added between two passes, and rung only after that.
         let is_used = self.is_used.load(Relaxed);
-        is_used.then(|| Arc::clone(&self.pages.lock().unwrap_or_else(PoisonError::into_inner)))
+        is_used.then(|| Arc::clone(&lock(&self.pages)))
     }
 
     /// The worker's side: takes bells of each page until their cost reaches `budget`. `each` gets the page and the QP's index, and

@@ -14,7 +14,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::completion_queue::CompletionRing;
 use super::doorbell::Doorbells;
@@ -24,6 +24,7 @@ use super::sync::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use crate::verbs::QpIndex;
+use roxie_base::threads::lock;
 
 /// The place of the client's messages; each other target has one behind it.
 const MESSAGES: QpIndex = QpIndex(0);
@@ -97,7 +98,7 @@ impl Notifier {
     /// # Errors
     /// If there are as many as may be.
     pub(super) fn add(&self, target: Target) -> io::Result<Arc<Due>> {
-        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut targets = lock(&self.targets);
         let free = targets.iter().position(|place| place.due.strong_count() == 0).unwrap_or(targets.len());
         if free >= self.most {
             let why = format!("{free} completion queues and channels are to be woken, as many as may");
@@ -134,7 +135,7 @@ impl Notifier {
         if place == MESSAGES {
             return Some((Arc::clone(&self.messages), Wake::Messages));
         }
-        let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        let targets = lock(&self.targets);
         let Place { due, target } = targets.get(place.0 as usize - 1)?;
         let wake = match target {
             Target::Events(counter) => Wake::Event(counter.upgrade()?),

@@ -29,7 +29,7 @@ use super::error::DeviceError;
 use roxie_base::descriptors::{
     children, connect, listen, peer_of, receive_until, send, set_takes_descriptors,
 };
-use roxie_base::random::unguessable;
+use roxie_base::random::unguessable_text;
 use roxie_nic::cm::{Config, Handover, HandoverStore, Manager};
 use roxie_nic::nic::{Command, GsiRoutes};
 use roxie_nic::shared::Region;
@@ -124,7 +124,7 @@ impl OrphanListener {
     /// # Errors
     /// If the system is out of memory or descriptors.
     pub fn new() -> io::Result<OrphanListener> {
-        let name = format!("roxie/launcher/{:016x}{:016x}", unguessable(), unguessable());
+        let name = format!("roxie/launcher/{}", unguessable_text());
         let listener = listen(&name)?;
         // Connections inherit it.
         set_takes_descriptors(listener.as_fd(), true);

@@ -27,6 +27,7 @@ use roxie::netdev::NetNs;
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
+use roxie::threads::as_user;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, SendFlags, SendWr, WcStatus};
 
@@ -422,12 +423,8 @@ fn only_own_user_and_root_may_capture() {
     of_root.failed(3, &["belongs to user root", "only that user and root"]);
     // The socket itself refuses as well.
     let device = device_of(&net, server.child.id());
-    let as_user = || {
-        // SAFETY: a system call with plain values; the thread ends right after it.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65533, 65533, 65533) }, 0);
-        attach(&device, 0).unwrap_err()
-    };
-    let refused = net.a.run(as_user).unwrap();
+    let attached = net.a.run(|| as_user(65533, || attach(&device, 0)).unwrap()).unwrap();
+    let refused = attached.unwrap_err();
     assert!(matches!(&refused, AttachError::OtherUser { peer } if peer.uid == Some(0)), "{refused}");
     drop(server);
     // In a user namespace, root is a user without a number.
