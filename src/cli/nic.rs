@@ -9,7 +9,7 @@ use clap::Args;
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Uid, User};
 use roxie::descriptors::raise_limit;
-use roxie_daemon::{ClientChange, Config, Daemon, DaemonError, Served, Users};
+use roxie_daemon::{ClientChange, Config, Daemon, DaemonError, Means, Served, Users};
 
 use crate::device::{DeviceOptions, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
@@ -122,6 +122,9 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     if !quiet {
         output::note(format_args!("{interface} is served over {} ({})", info.name, info.mode));
     }
+    if arguments.all_users || !arguments.user.is_empty() {
+        warn_of_kernel();
+    }
     if let Some(listener) = scraped {
         std::thread::Builder::new()
             .name("roxie-metrics".into())
@@ -134,6 +137,16 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
         output::note(format_args!("{left} programs lose their device"));
     }
     Ok(())
+}
+
+/// Reports what the kernel lacks to keep users apart.
+fn warn_of_kernel() {
+    for means in Means::missing() {
+        output::note(format_args!(
+            "this kernel is older than Linux {}: {means} (docs/security.md)",
+            means.since()
+        ));
+    }
 }
 
 fn config(arguments: &Arguments) -> Config {

@@ -34,6 +34,7 @@
 mod acceptor;
 mod account;
 mod client;
+mod kernel;
 mod lent;
 mod memory;
 mod notify;
@@ -58,6 +59,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use acceptor::{Acceptor, Bounds, Greeting, Handshake, refuse};
 use client::{Client, NewClient, NewDoorbells, Session};
+pub use kernel::Means;
 pub use quota::Quota;
 use registry::Registry;
 pub use registry::{Config, Users};

@@ -6,11 +6,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::utsname::uname;
 use nix::unistd::Pid;
 use roxie::netdev::NetNs;
 
 use super::mesh::{Chance, ENDLESS, Mesh, each_of_many, number};
 use super::shared::{doors, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm};
+use super::site::nic;
 use super::{NEAR, Running, Site, copied, descendants, folder, sent_bytes, skip};
 
 /// Default number of killed NICs.
@@ -146,6 +148,24 @@ fn nic_serves_unprivileged_user() {
     ends_clean(&site, nics);
 }
 
+/// Also run in guests with older kernels.
+#[test]
+fn nic_of_users_warns_of_older_kernels() {
+    let release = uname().unwrap().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+    let kernel = (numbers.next().unwrap(), numbers.next().unwrap());
+    let site = Site::new("nic-warns");
+    for (options, serves_users) in [(&["--user", "65533"][..], true), (&[], false)] {
+        let nic = nic(&site.near, "left", &[&["--port", "udp"], options].concat());
+        signal(nic.child.id(), Signal::SIGTERM);
+        let said = nic.finish().said;
+        for (since, what) in [((6, 11), "read-only after its registration"), ((6, 16), "by a descriptor")] {
+            let warns = said.contains(what) && said.contains(&format!("Linux {}.{}:", since.0, since.1));
+            assert_eq!(warns, serves_users && kernel < since, "{release}: {said}");
+        }
+    }
+}
+
 #[test]
 fn one_nic_serves_several_rdma_cm_servers() {
     if skip("one_nic_serves_several_rdma_cm_servers", &["rping"]) {
@@ -192,7 +212,7 @@ fn killed_nic_is_noticed_and_replaced() {
         chance.sleep(Duration::from_millis(700));
         signal(near.child.id(), Signal::SIGKILL);
         near.child.wait().expect("killed");
-        near = super::site::nic(&site.near, "left", &["--port", "xdp"]);
+        near = nic(&site.near, "left", &["--port", "xdp"]);
         for running in mesh.near {
             let ended = running.finish();
             assert!(!ended.status.success() && ended.said.contains("the device is gone"), "{ended:?}");
@@ -296,7 +316,7 @@ fn killed_nic_wakes_its_clients() {
     // A program without outstanding requests does not notice the end of a host, on any NIC.
     drop(partner);
     // Nothing blocks the next NIC.
-    let again = super::site::nic(&site.near, "left", &["--port", "xdp"]);
+    let again = nic(&site.near, "left", &["--port", "xdp"]);
     site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c", 18515);
     drop(listens);
     ends_clean(&site, [again, far]);
@@ -315,7 +335,7 @@ fn program_in_another_pid_namespace_is_served() {
     command.arg(folder().join("roxie")).args(["nic", "--dev", "left", "--port", "xdp"]);
     let mut near = Running::start(&site.near, command);
     near.wait_until_it_is_there("@roxie/nic/left\n");
-    let far = super::site::nic(&site.far, "right", &["--port", "xdp"]);
+    let far = nic(&site.far, "right", &["--port", "xdp"]);
     for (program, port) in [("ibv_rc_pingpong -g 1 -n 200 -c", 18515), ("ib_atomic_bw -x 1 -F -n 200", 18515)]
     {
         site.play("nic", program, port);

@@ -4,6 +4,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -29,6 +30,24 @@ pub fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) {
     let (socket, value) = (socket.as_raw_fd(), &raw const value);
     // SAFETY: `value` is an int, whose size is given, and outlives the call.
     let _ = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, value.cast(), size) };
+}
+
+/// True if the kernel has sockets that receive no descriptors: Linux 6.16 or later.
+pub fn sockets_can_refuse_descriptors() -> bool {
+    let Ok((socket, _)) = UnixStream::pair() else { return false };
+    let mut value: libc::c_int = 0;
+    let mut size = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: `value` is an int, whose size is given; both outlive the call.
+    let known = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw mut value).cast(),
+            &raw mut size,
+        )
+    };
+    known == 0
 }
 
 /// Sends descriptors with one byte of data.
@@ -174,9 +193,13 @@ mod tests {
         let (a, b) = UnixStream::pair().expect("two sockets");
         set_takes_descriptors(b.as_fd(), false);
         match send(a.as_fd(), &[a.as_fd()]) {
-            Ok(()) => return println!("SKIP socket_takes_descriptors_or_bytes_alone: Linux before 6.16"),
+            Ok(()) => {
+                assert!(!sockets_can_refuse_descriptors());
+                return println!("SKIP socket_takes_descriptors_or_bytes_alone: Linux before 6.16");
+            }
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
         }
+        assert!(sockets_can_refuse_descriptors());
         send(a.as_fd(), &[]).expect("a byte");
         set_takes_descriptors(b.as_fd(), true);
         send(a.as_fd(), &[a.as_fd()]).expect("room");

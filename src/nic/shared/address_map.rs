@@ -102,6 +102,12 @@ impl AddressMap {
         }
     }
 
+    /// True if the kernel [answers at once](Self::answers_at_once).
+    pub(super) fn kernel_answers_at_once() -> bool {
+        let own = File::open("/proc/self/maps").and_then(|maps| AddressMap::new(maps.into()));
+        own.is_ok_and(|map| map.answers_at_once())
+    }
+
     /// True if a query is cheap enough to precede every copy.
     pub(super) fn answers_at_once(&self) -> bool {
         self.answers

@@ -95,6 +95,11 @@ impl RemoteMemory {
         RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) }
     }
 
+    /// True if the kernel is asked for the protection of pages before each copy, on Linux 6.11 or later, and not at registration alone.
+    pub fn is_checked_before_copies() -> bool {
+        AddressMap::kernel_answers_at_once()
+    }
+
     /// Refuses all later accesses.
     pub fn fence(&self) {
         self.fenced.store(true, Relaxed);
