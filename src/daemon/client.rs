@@ -37,7 +37,7 @@ pub(super) struct Client {
     pub(super) uid: u32,
     pub(super) slot: u8,
     pub(super) memory: Arc<RemoteMemory>,
-    link: Link,
+    pub(super) link: Link,
     pub(super) events: Outbox,
     /// Wakes it.
     pub(super) notifier: Notifier,

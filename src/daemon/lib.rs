@@ -41,8 +41,10 @@ mod notify;
 mod outbox;
 mod owned;
 mod payers;
+mod processor_share;
 mod quota;
 mod registry;
+mod serving;
 #[cfg(test)]
 mod tests;
 
@@ -50,7 +52,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,9 +67,9 @@ use registry::Registry;
 pub use registry::{Config, Users};
 use roxie::host::{ConnectionService, Device, DeviceError, IgnoreEvents};
 use roxie::remote::link::Link;
-use roxie::remote::message::{Hello, Welcome};
+use roxie::remote::message::Welcome;
 use roxie::remote::{AttachError, name_of, nic_of};
-use roxie_base::descriptors::{listen, receive_until, set_takes_descriptors};
+use roxie_base::descriptors::listen;
 use roxie_base::roster::Identity;
 use roxie_base::text::Foreign;
 use roxie_base::threads::{lock, spawn_unsignalled};
@@ -329,7 +331,7 @@ impl Inner {
         serving.retain(|thread| !thread.is_finished());
         match spawn_unsignalled("roxie-client", move || {
             let greeting = lock(&taken).take();
-            greeting.into_iter().for_each(|greeting| serve(&nic, greeting));
+            greeting.into_iter().for_each(|greeting| serving::serve(&nic, greeting));
         }) {
             Ok(thread) => serving.push(thread),
             Err(error) => {
@@ -430,70 +432,5 @@ impl Inner {
             }
             None => clients.iter().for_each(|client| client.tell_kept()),
         }
-    }
-}
-
-/// Serves one process.
-///
-/// Runs in a thread of the client's own, which may block for ever: checking or closing a file that the client hands over waits for the file's
-/// file system, which may be a process that does not answer. Then the thread holds no lock and not the NIC, which ends without it. The client
-/// keeps its slot until then.
-fn serve(nic: &Weak<Inner>, greeting: Greeting) {
-    let Greeting { socket, pid, uid, hello, place } = greeting;
-    let link = Link::new(socket);
-    let admitted = admit(nic, &link, (pid, uid), &hello, place.until);
-    drop(link);
-    drop(place);
-    let Some((client, mut session)) = admitted else { return };
-    let notifies = notify::start(nic, &client);
-    if notifies.is_ok() {
-        while answer_next(nic, &client, &mut session) {}
-    }
-    part_from(nic, &client, session, notifies.ok());
-}
-
-/// Lets a process in. `None`: it was told why not, or the NIC is gone.
-fn admit(
-    nic: &Weak<Inner>,
-    link: &Link,
-    (pid, uid): (u32, u32),
-    hello: &Hello,
-    until: Instant,
-) -> Option<(Arc<Client>, Session)> {
-    let heard = nic.upgrade()?.registry.hears(uid);
-    let memory = heard.and_then(|()| memory_of(link, hello, until));
-    nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
-}
-
-/// Has a process hand over its memory.
-fn memory_of(link: &Link, hello: &Hello, until: Instant) -> Result<RemoteMemory, String> {
-    set_takes_descriptors(link.as_fd(), true);
-    link.send_at_once(&Ok::<(), String>(())).map_err(|error| error.to_string())?;
-    let fds = receive_until(link.as_fd(), until)
-        .map_err(|error| format!("descriptors of its memory did not come: {error}"))?;
-    RemoteMemory::new(fds.ok_or("it hung up")?, hello.secret).map_err(|error| error.to_string())
-}
-
-/// Answers a client's next request. False: there are no more, or the NIC is gone.
-fn answer_next(nic: &Weak<Inner>, client: &Client, session: &mut Session) -> bool {
-    let Some(request) = client.next_request() else { return false };
-    let Some(inner) = nic.upgrade() else { return false };
-    let reply = client.answer(&inner.registry, session, request);
-    drop(inner);
-    client.reply(session, &reply)
-}
-
-/// Destroys all objects of a client, and frees its slot once nothing of it can block.
-fn part_from(nic: &Weak<Inner>, client: &Arc<Client>, session: Session, notifies: Option<JoinHandle<()>>) {
-    if let Some(inner) = nic.upgrade() {
-        client.leave(&inner.registry, session);
-    }
-    client.release();
-    client.notifier.end();
-    if let Some(notifies) = notifies {
-        let _ = notifies.join();
-    }
-    if let Some(inner) = nic.upgrade() {
-        inner.strike(client);
     }
 }

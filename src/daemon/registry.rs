@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 
 use super::acceptor::Standing;
-use super::account::{Account, Accounts};
+use super::account::{Account, Accounts, kept};
 use super::memory;
-use super::notify::WakePause;
 use super::payers::{Payers, UNLISTED};
+use super::processor_share::ProcessorShare;
 use super::quota::Quota;
 use roxie::host::adapter::{snapshot_of, statuses_of};
 use roxie::host::inspect::Snapshot;
@@ -90,8 +90,8 @@ pub(super) struct Registry {
     pub(super) accounts: Accounts,
     /// The users that pay for others.
     pub(super) payers: Payers,
-    /// The pauses of users' notifiers.
-    pauses: Mutex<HashMap<u32, Weak<WakePause>>>,
+    /// What users take of the processors.
+    shares: Mutex<HashMap<u32, Weak<ProcessorShare>>>,
 }
 
 /// How long a user is refused after a program's memory did not answer.
@@ -116,7 +116,7 @@ impl Registry {
             silent: Mutex::default(),
             accounts: Accounts::new(memory::available()),
             payers,
-            pauses: Mutex::default(),
+            shares: Mutex::default(),
         })
     }
 
@@ -181,17 +181,9 @@ impl Registry {
         silent.contains_key(&uid)
     }
 
-    /// Returns the pause that the notifiers of a user share.
-    pub(super) fn wake_pause(&self, uid: u32) -> Arc<WakePause> {
-        let uid = self.payers.known(uid);
-        let mut pauses = lock(&self.pauses);
-        pauses.retain(|_, pause| pause.strong_count() > 0);
-        let known = pauses.get(&uid).and_then(Weak::upgrade);
-        known.unwrap_or_else(|| {
-            let pause = Arc::default();
-            pauses.insert(uid, Arc::downgrade(&pause));
-            pause
-        })
+    /// Returns what all clients of a user take of the processors.
+    pub(super) fn share_of(&self, uid: u32) -> Arc<ProcessorShare> {
+        kept(&self.shares, self.payers.known(uid), Arc::default)
     }
 
     /// Opens an account for a client of this user.

@@ -14,8 +14,10 @@ use nix::sys::socket::MsgFlags;
 use super::super::{CAPS, Config, PATIENCE, Quota, Stranger, hello};
 use crate::account::Accounts;
 use crate::client::{Client, Session};
+use crate::processor_share::ProcessorShare;
 use crate::registry::Users;
-use crate::{ClientChange, Inner, admit, answer_next, part_from};
+use crate::serving::{admit, answer_next, part_from};
+use crate::{ClientChange, Inner};
 use roxie::host::{Device, DeviceConfig, Drive, QueuePair};
 use roxie::remote::link::{Link, Pieces};
 use roxie::remote::message::{Hello, Welcome};
@@ -70,7 +72,7 @@ impl UnthreadedClient {
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
         if let Some(asks) = session.as_mut()
-            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks)
+            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks, &ProcessorShare::default())
             && let Some(session) = session.take()
         {
             part_from(&Arc::downgrade(&self.inner), &self.client, session, None);
