@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -243,4 +244,43 @@ pub(crate) fn stranger(interface: &str, time: Duration) {
         }
     }
     println!("{knocks} knocks");
+}
+
+/// QPs of which snapshots are taken, and clients that ask for them.
+const QPS: u32 = 8_000;
+const READERS: usize = 6;
+
+/// Asks for snapshots in several clients, one of which has many QPs.
+pub(crate) fn snapshots(interface: &str, time: Duration) {
+    let until = Instant::now() + time;
+    let clients: Vec<Client> =
+        (0..READERS).map(|_| Client::new(interface).expect("the NIC serves it")).collect();
+    let ask = |client: &Client, request: Request| {
+        client.link.send(&request, &[]).expect("the NIC lives");
+        client.link.receive::<Reply>().expect("the NIC lives").expect("an answer").0
+    };
+    let Ok(Response::Answer(Answer::Pd(pd))) = ask(&clients[0], Request::Command(Command::AllocPd)) else {
+        panic!("no protection domain")
+    };
+    let ring = Completions { place: ArenaPlace { arena: 0, at: 0 }, capacity: 4 };
+    let made = ask(&clients[0], MemoryCommand::CreateCq { ring, notify: None }.into());
+    let Ok(Response::Answer(Answer::Cq(cq))) = made else { panic!("no queue: {made:?}") };
+    // The queues of all are in one place: none of them is used.
+    let sends = ArenaPlace { arena: 0, at: 512 };
+    let receives =
+        ReceiveSource::Own(Receives { place: ArenaPlace { arena: 0, at: 8192 }, capacity: 16, max_sge: 2 });
+    let init = QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true };
+    let create = || MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives };
+    let count = (0..QPS).take_while(|_| ask(&clients[0], create().into()).is_ok()).count();
+    let taken = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(|| {
+                while Instant::now() < until && ask(client, Request::Snapshot).is_ok() {
+                    taken.fetch_add(1, Relaxed);
+                }
+            });
+        }
+    });
+    println!("{} snapshots of {count} QPs", taken.load(Relaxed));
 }

@@ -7,11 +7,14 @@
 //!
 //! Fails if an honest program fails, if a NIC holds more resources at the end than at the beginning, or if the 99.9th percentile of round
 //! trips beside malicious programs is more than [`MOST`] times that beside compute-bound programs.
+//!
+//! `-- --attacks [NAME…]` measures one attack after another instead: see [`attacks`].
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../tests/verbs/site.rs"]
 mod site;
 
+mod attacks;
 mod hostile;
 
 use std::fs;
@@ -247,17 +250,27 @@ fn main() -> ExitCode {
         match role {
             "--hostile" => hostile::program(interface, time),
             "--stranger" => hostile::stranger(interface, time),
+            "--snapshots" => hostile::snapshots(interface, time),
             _ => compute(time),
         }
         return ExitCode::SUCCESS;
     }
-    let minutes = match words[..] {
-        [] => 2,
-        ["--minutes", minutes] if minutes.parse::<u64>().is_ok() => minutes.parse().expect("a number"),
-        _ => {
-            eprintln!("usage: cargo bench -p roxie-cli --bench tenants [-- --minutes NUMBER]");
-            return ExitCode::from(2);
-        }
+    let (minutes, rest) = match &words[..] {
+        ["--minutes", minutes, rest @ ..] => (minutes.parse::<u64>().ok(), rest),
+        rest => (Some(2), rest),
+    };
+    let attacks = match rest {
+        [] => None,
+        ["--attacks", names @ ..] => Some(names),
+        _ => Some(&["unknown"][..]),
+    };
+    let is_unknown = |name: &&str| !attacks::ATTACKS.iter().any(|(known, _)| known == name);
+    let Some(minutes) = minutes.filter(|_| !attacks.is_some_and(|names| names.iter().any(is_unknown))) else {
+        let known = attacks::ATTACKS.map(|(name, what)| format!("  {name:10} {what}\n")).concat();
+        eprint!(
+            "usage: cargo bench -p roxie-cli --bench tenants [-- [--minutes NUMBER] [--attacks [NAME…]]]\n{known}"
+        );
+        return ExitCode::from(2);
     };
     if skip("tenants", &["rping", "ib_send_lat", "setpriv"]) {
         return ExitCode::from(77);
@@ -276,6 +289,12 @@ fn main() -> ExitCode {
     let (site, mut nics) = Site::with_nics("bench-tenants", &options);
     nics.iter_mut().for_each(|nic| nic.until = Instant::now() + Duration::from_secs(60 * (minutes + 5)));
     let before = settled(&nics);
+    if let Some(names) = attacks {
+        let holds = attacks::run(&site, place.path(), minutes, names);
+        let after = settled(&nics);
+        println!("held at the beginning {before:?}\nheld at the end       {after:?}");
+        return if holds && after == before { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let score = Score {
         stop: AtomicBool::new(false),
         is_hostile: AtomicBool::new(false),
