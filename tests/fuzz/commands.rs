@@ -49,7 +49,10 @@ pub(crate) fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) ->
         5 => Command::DestroyCq(CqIndex(small(input))),
         6 | 7 => create_qp(input),
         8 | 9 => Command::ModifyQp(QpIndex(small(input)), Box::new(attributes(input))),
-        10 => Command::QueryQp(QpIndex(small(input))),
+        10 => match input.flag() {
+            true => Command::QueryQp(QpIndex(small(input))),
+            false => Command::ExamineQp(QpIndex(small(input)), input.flag()),
+        },
         11 => Command::DestroyQp(QpIndex(small(input))),
         12 | 13 => MemoryCommand::CreateSrq {
             pd: PdId(small(input)),

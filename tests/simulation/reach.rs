@@ -56,6 +56,7 @@ pub const LEAST: &[(&str, u64)] = &[
     ("down", 50),
     ("up", 50),
     ("jump", 53),
+    ("questions", 1),
     ("reset", 1_200),
     ("destroy", 220),
     ("error", 200),

@@ -8,6 +8,7 @@
 //! requests   are retransmitted bit by bit, except for AckReq
 //!            do not leave after SQ_DRAINED
 //! probes     take the place of no request: their PSN is the last acknowledged one, and that of a SEND or WRITE
+//! questions  likewise, but of any request or of none
 //! responses  go back only to a repeated request
 //!            are ACKs only for requests without a response of their own
 //!            that overtake others make their requester go back once
@@ -92,6 +93,8 @@ struct Line {
     last_answer: Option<Psn>,
     /// Lowest PSN of a repeated request since a response last went back.
     lowest: Option<Psn>,
+    /// PSNs of READs and atomics that a question has named.
+    questions: HashSet<Psn>,
     last_nak: LastNak,
     /// PSN and arrival time of a request with AckReq, if its ACK need not wait.
     owed: Option<(Psn, Nanos)>,
@@ -115,6 +118,7 @@ impl Line {
             origin: None,
             last_answer: None,
             lowest: None,
+            questions: HashSet::new(),
             last_nak: LastNak::None,
             owed: None,
         }
@@ -161,7 +165,13 @@ impl Line {
                 }
             }
             "duplicate: answered again, not executed again" => {
-                self.lowest = Some(self.lowest.filter(|lowest| lowest.is_before(psn)).unwrap_or(psn));
+                // A question has the PSN of any request. Its ACK is that of the request before, whatever that was, or if the responder has
+                // forgotten, that of the question.
+                let is_question = !has_own_answer(packet) && self.asked_at(psn).is_some();
+                let before = self.asked_at(psn).map_or(psn, |(_, packet)| psn - (packet + 1));
+                let from = if is_question { before } else { psn };
+                self.questions.extend(is_question.then_some(psn));
+                self.lowest = Some(self.lowest.filter(|lowest| lowest.is_before(from)).unwrap_or(from));
                 let (selective, mtu) = (self.known.selective, self.known.mtu);
                 let is_read = packet.info().operation == Operation::ReadRequest;
                 if selective && is_read && packet.reth().is_some_and(|reth| reth.dma_len as usize <= mtu) {
@@ -230,6 +240,14 @@ impl Line {
         is_empty && packet.bth.ack_req && self.acknowledged == Some(packet.bth.psn.next())
     }
 
+    /// Checks a question to the peer that is sent.
+    fn question_leaves(&self, packet: &Packet) {
+        let name = &self.known.name;
+        let is_empty = packet.bth.opcode == Opcode::RC_SEND_ONLY && packet.payload.is_empty();
+        assert!(is_empty && packet.bth.ack_req, "{name}: {packet} is a question");
+        assert!(!self.drained, "{name}: {packet} leaves, and it was said to be drained");
+    }
+
     /// Checks a request that is sent.
     fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
         assert!(!self.drained, "{}: {packet} leaves, and it was said to be drained", self.known.name);
@@ -265,6 +283,11 @@ impl Line {
         }
         let asks = packet.info().operation == Operation::SelectiveAcknowledge;
         if asks || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
+            return;
+        }
+        let asked = self.questions.iter().copied().find(|asked| !asked.is_before(psn));
+        if let Some(asked) = asked.filter(|_| acknowledges && self.asked_at(psn).is_some()) {
+            self.questions.remove(&asked);
             return;
         }
         match self.asked_at(psn) {
@@ -393,11 +416,14 @@ pub struct Witness {
     /// QPs that have sent in this pass, with their number of frames. Acknowledgements do not count: with a notification, they may be sent
     /// before the QP's turn.
     turns: Vec<([u8; 6], Qpn, u32)>,
+    /// Frames that ask whether the peer has the connection.
+    questions: HashSet<String>,
 }
 
 impl Witness {
     pub fn new(inner: Box<dyn Port>, host: usize, witnesses: Witnesses) -> Witness {
-        Witness { inner, host, witnesses, now: Nanos::ZERO, turns: Vec::new() }
+        let (turns, questions) = (Vec::new(), HashSet::new());
+        Witness { inner, host, witnesses, now: Nanos::ZERO, turns, questions }
     }
 
     /// Checks that every QP gets a turn in a pass before any gets a second one.
@@ -484,6 +510,7 @@ impl Port for Witness {
         let bytes = self.inner.tx_frame(&id).as_frame().to_vec();
         let frame = Frame::whole(&bytes);
         let packet = parse(&frame).expect("a valid packet");
+        let is_question = self.questions.remove(&format!("{id:?}"));
         let mut book = self.witnesses.book();
         book.congested.leaves(self.now, self.host, &packet, bytes.len());
         let (prompt, priorities) = (book.congested.is_prompt(self.host), book.priorities);
@@ -495,6 +522,8 @@ impl Port for Witness {
         if let Some(line) = book.from(self.host, &packet) {
             if packet.info().is_response() {
                 line.answer_leaves(self.now, &packet, prompt);
+            } else if is_question {
+                line.question_leaves(&packet);
             } else if packet.deth().is_none() {
                 line.request_leaves(&packet, &frame);
             }
@@ -507,6 +536,9 @@ impl Port for Witness {
     }
 
     fn tx_note(&mut self, id: &TxId, note: std::fmt::Arguments<'_>) {
+        if note.to_string().starts_with("question") {
+            self.questions.insert(format!("{id:?}"));
+        }
         self.inner.tx_note(id, note);
     }
 

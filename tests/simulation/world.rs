@@ -6,7 +6,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use roxie::limits::Limits;
-use roxie::nic::{Command, ControlError, NicConfig};
+use roxie::nic::{Answer, Command, ControlError, NicConfig};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::port::{LinkChange, Port};
 use roxie::time::Nanos;
@@ -156,6 +156,7 @@ impl<'a> World<'a> {
             {
                 self.next_action += 1;
                 self.take_events();
+                self.question();
                 self.act(&timed.action);
             }
             for link in &mut self.links {
@@ -180,6 +181,24 @@ impl<'a> World<'a> {
             link.check_told();
             link.look(self.net.now(), self.net.hosts(), true);
         }
+    }
+
+    /// Has a QP ask its peer whether it has the connection, as a connection manager does. Not in a script that counts packets.
+    fn question(&mut self) {
+        let number = hash(&[self.script.seed, 11, self.next_action as u64]) as usize;
+        if self.links.is_empty() || !self.script.expected.is_empty() || !self.script.logs.is_empty() {
+            return;
+        }
+        let link = &self.links[number % self.links.len()];
+        let end = &link.ends[(number >> 16) % link.ends.len()];
+        let Some(qp) = end.qp.as_ref().filter(|_| end.usable) else { return };
+        let command = Command::ExamineQp(qp.handle.index, true);
+        let now = self.net.now();
+        let has_heard = match self.net.hosts_mut()[end.host].call(now, command) {
+            Ok(Answer::Heard(has_heard)) => has_heard,
+            other => panic!("a QP in use: {other:?}"),
+        };
+        self.outcome.add(if has_heard { "heard" } else { "questions" }, 1);
     }
 
     /// Time of the last action, jumps included.

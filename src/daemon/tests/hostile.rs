@@ -242,7 +242,7 @@ impl Hostile {
     }
 
     fn command(&mut self) -> Command {
-        match self.below(26) {
+        match self.below(27) {
             0 => Command::AllocPd,
             1 => Command::DeallocPd(self.pd()),
             2 => Command::DeregisterMemory(self.mr()),
@@ -267,6 +267,7 @@ impl Hostile {
             21 => Command::DestroyFlow(FlowId(self.below(4) as u32)),
             22 if self.flag() => Command::AddQpnUnit(self.below(256) as u8),
             22 => Command::CreateFlow(self.qp(), Box::default()),
+            23 => Command::ExamineQp(self.qp(), self.flag()),
             _ => Command::ModifyQp(self.qp(), Box::new(self.attributes())),
         }
     }

@@ -129,6 +129,7 @@ impl OwnObjects {
                 Command::ModifyQp(of, attr) => qp(of).or_else(|| attr.av.as_ref().and_then(path)),
                 Command::SetQpControl(of, _)
                 | Command::QueryQp(of)
+                | Command::ExamineQp(of, _)
                 | Command::DestroyQp(of)
                 | Command::AttachMulticast(of, _)
                 | Command::DetachMulticast(of, _)

@@ -94,6 +94,9 @@ pub enum Command {
     DestroyFlow(FlowId),
     /// Lists the QPs.
     ListQps,
+    /// Returns true if a packet of a connected QP's peer has arrived since the last such command. If none has and the flag is set, an RC QP
+    /// repeats a packet that the peer must acknowledge again.
+    ExamineQp(QpIndex, bool),
     // Messages encode variants by their number: variants that are no messages come last.
     /// Makes a QP share a rate with others, until it is destroyed.
     #[serde(skip)]
@@ -130,6 +133,7 @@ impl Command {
             | Command::CloseXrcd(_)
             | Command::QueryQp(_)
             | Command::QueryLog(_)
+            | Command::ExamineQp(..)
             | Command::DestroyQp(_)
             | Command::DestroyAh(_)
             | Command::DetachMulticast(..)
@@ -200,6 +204,8 @@ pub enum Answer {
     Flow(FlowId),
     /// The statuses of all QPs.
     Qps(Vec<QpStatus>),
+    /// True if the QP has heard from its peer.
+    Heard(bool),
     // Last, as in `Command`.
     /// A completion or shared receive queue moves to another ring in steps. The last [`Nic::go_on_moving`](super::Nic::go_on_moving) answers.
     #[serde(skip)]

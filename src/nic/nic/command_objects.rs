@@ -17,6 +17,7 @@ macro_rules! of_qp {
             | Command::RouteGsi($qp, _)
             | Command::QueryQp($qp)
             | Command::QueryLog($qp)
+            | Command::ExamineQp($qp, _)
             | Command::DestroyQp($qp)
             | Command::AttachMulticast($qp, _)
             | Command::DetachMulticast($qp, _)
@@ -202,7 +203,8 @@ impl Answer {
             | Answer::SrqStatus(_)
             | Answer::QpStatus(_)
             | Answer::QpLog(_)
-            | Answer::Qps(_) => None,
+            | Answer::Qps(_)
+            | Answer::Heard(_) => None,
         }
     }
 }

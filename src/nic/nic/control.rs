@@ -80,6 +80,14 @@ impl Nic {
                 let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 Ok(Answer::QpLog(entry.log.records()))
             }
+            Command::ExamineQp(qp, asks) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+                let has_heard = std::mem::take(&mut entry.has_heard);
+                if asks && !has_heard && entry.qp.ask_peer() {
+                    self.mark_changed(qp);
+                }
+                Ok(Answer::Heard(has_heard))
+            }
             Command::DestroyQp(qp) => self.destroy_qp(qp),
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),
             Command::DestroyAh(ah) => {

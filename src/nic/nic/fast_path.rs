@@ -48,6 +48,7 @@ impl Nic {
             ring.retire(*position);
         }
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
+        entry.has_heard = true;
         let completion = entry.qp.executed(&self.config.limits, &due, placed, receive);
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;
@@ -77,6 +78,7 @@ impl Nic {
         let bytes = received.frame.slices(packet.payload());
         self.dma.write(&self.memory, QpIndex(index), awaited.to, bytes).ok()?;
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
+        entry.has_heard = true;
         self.scheduler.mark_changed(&mut entry.schedule);
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;

@@ -159,6 +159,8 @@ struct QpEntry {
     own_control: Option<Box<Settings>>,
     /// A rate shared with other QPs.
     share: Option<SharedRate>,
+    /// A packet of the connection has arrived since the last [`Command::ExamineQp`].
+    has_heard: bool,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
     /// The last IPv4 identification that an ICRC of the peer matched.

@@ -148,6 +148,7 @@ impl Nic {
                 schedule: Schedule::new(QpIndex(index)),
                 capable: false,
                 notification_due: false,
+                has_heard: false,
                 last_notification: LastNotification::default(),
                 own_control: None,
                 share: None,

@@ -22,6 +22,7 @@ impl Requester {
     /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from acknowledgements,
     /// without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
     pub(super) fn set_asking(&mut self, qp_type: QpType, attributes: &QpAttributes, is_paced: bool) {
+        self.asks_peer = false;
         let asks_late = qp_type == QpType::Rc
             && self.ack_timeout.is_some()
             && self.scoreboard.is_none()

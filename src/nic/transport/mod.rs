@@ -18,7 +18,7 @@
 //!
 //! * `selective_requests` with `scoreboard`, `early_packets` with `early`: selective repeat, the requester's and the responder's half;
 //!   `early_responses`: responses to READs.
-//! * `asking`: which packets ask for an acknowledgement; `credits`: end-to-end credits.
+//! * `asking`: which packets ask for an acknowledgement; `examination`: whether the peer has the connection; `credits`: end-to-end credits.
 //! * `local`: work requests that send no packet.
 //! * `memory`: protection keys, and the memory that each of them grants.
 //! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
@@ -48,6 +48,7 @@ mod early;
 mod early_packets;
 mod early_responses;
 mod early_writes;
+mod examination;
 pub(crate) mod fast_path;
 pub(crate) mod fast_reads;
 mod flush;
@@ -310,7 +311,10 @@ impl TxPlan {
     /// True for packets with data, which ECN-capable switches may mark: requests, and replies with payload.
     pub(crate) fn carries_data(&self) -> bool {
         self.payload_len > 0
-            || matches!(self.origin, Origin::Request | Origin::Probe | Origin::Unacknowledged)
+            || matches!(
+                self.origin,
+                Origin::Request | Origin::Probe | Origin::Question | Origin::Unacknowledged
+            )
     }
 
     /// True for a first transmission.
@@ -325,6 +329,8 @@ pub(crate) enum Origin {
     Request,
     /// A probe for an acknowledgement.
     Probe,
+    /// A packet that asks whether the peer still has the connection.
+    Question,
     Reply,
     /// A request of a service without acknowledgements. Complete when its last packet is sent.
     Unacknowledged,

@@ -6,8 +6,10 @@
 use super::check::Check;
 use super::memory;
 use super::responder::{Executed, RequestRefused, Responder, payload_of};
+use super::send_queue::Wqe;
 use super::{Ctx, DmaIn, Qp, Span};
 use crate::verbs::{Access, WcStatus};
+use roxie_base::limits::MAX_MESSAGE;
 use roxie_wire::{Feth, Operation, Packet, Reth};
 
 /// FETH selectivity: the range of the RETH.
@@ -118,5 +120,15 @@ impl Responder {
     pub(super) fn empty_again(&mut self, packet: &Packet, operation: Operation) -> bool {
         let Some(slot) = self.find_resource(packet.bth.psn, operation) else { return false };
         self.answer_again(slot)
+    }
+}
+
+/// Checks a work request for a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
+pub(super) fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
+    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
+    match length <= u64::from(MAX_MESSAGE) {
+        true if asks && wqe.length() == 0 => Ok(()),
+        true => Err(WcStatus::LocQpOp),
+        false => Err(WcStatus::LocLen),
     }
 }

@@ -464,6 +464,7 @@ impl Qp {
                 self.responder.reply_sent();
             }
             Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
+            Origin::Question => self.requester.asks_peer = false,
             Origin::Notification => {}
         }
         if self.pacing.is_on() {

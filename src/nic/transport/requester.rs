@@ -12,6 +12,8 @@
 //! PSNs from there on were never sent, so that no valid response acknowledges them.
 
 use super::asking;
+use super::examination;
+use super::placement::check_flush;
 use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::rules::{Segment, packets_for, packets_of};
@@ -66,6 +68,8 @@ pub(super) struct Requester {
     pub(super) probe_after: Psn,
     /// A probe is to ask for an acknowledgement, unless another packet does before.
     pub(super) probe_due: bool,
+    /// The peer is to show that it still has the connection.
+    pub(super) asks_peer: bool,
     /// Selective repeat, if agreed with the peer.
     pub(super) scoreboard: Option<Box<Scoreboard>>,
     /// Time to wait for an acknowledgement: the local ACK timeout, or less with selective repeat.
@@ -101,6 +105,7 @@ impl Requester {
             asked: Psn::new(0),
             probe_after: Psn::new(0),
             probe_due: false,
+            asks_peer: false,
             scoreboard: None,
             ack_timeout: None,
             retransmit_at: Nanos::MAX,
@@ -137,7 +142,7 @@ impl Requester {
         self.next = self.queue.head();
         self.next_packet = 0;
         self.sending = Sending::Open;
-        (self.asks_late, self.probe_due) = (false, false);
+        (self.asks_late, self.probe_due, self.asks_peer) = (false, false, false);
     }
 
     /// Ends an RNR wait.
@@ -193,11 +198,13 @@ impl Requester {
 }
 
 impl Qp {
-    /// Plans the next request packet, or if there is none the probe that is due.
+    /// Plans the next request packet, or if there is none the probe or the question that is due.
     pub(super) fn next_request(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         self.next_of_queue(ctx).or_else(|| {
-            let psn = self.requester.due_probe()?;
-            Some(asking::probe(Bth { psn, ..self.bth() }))
+            let probe = self.requester.due_probe();
+            let psn = probe.or_else(|| self.requester.question())?;
+            let bth = Bth { psn, ..self.bth() };
+            Some(if probe.is_some() { asking::probe(bth) } else { examination::question(bth) })
         })
     }
 
@@ -229,9 +236,11 @@ impl Qp {
         !acknowledges || (!self.pacing.holds() && self.has_request(limits))
     }
 
-    /// True if a request or a probe is ready to be sent.
+    /// True if a request, a probe or a question is ready to be sent.
     pub(super) fn has_request(&self, limits: &Limits) -> bool {
-        self.requester.probe_due || (self.may_send_requests() && !self.must_wait(limits.window))
+        self.requester.probe_due
+            || self.requester.asks_peer
+            || (self.may_send_requests() && !self.must_wait(limits.window))
     }
 
     /// True if a work request is waiting and neither failed nor blocked by the QP's state or an RNR wait.
@@ -454,16 +463,6 @@ impl Qp {
 fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
     // A wrapping address is left to the peer, which refuses it as out of bounds.
     Reth { va: wqe.wr.remote_addr.wrapping_add(offset), rkey: wqe.wr.rkey.0, dma_len: length as u32 }
-}
-
-/// Checks a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
-fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
-    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
-    match length <= u64::from(MAX_MESSAGE) {
-        true if asks && wqe.length() == 0 => Ok(()),
-        true => Err(WcStatus::LocQpOp),
-        false => Err(WcStatus::LocLen),
-    }
 }
 
 fn atomic(wqe: &Wqe, operands: &Operands) -> (Opcode, AtomicEth) {

@@ -148,6 +148,8 @@ pub enum TxReason {
     },
     /// A probe: asks for an acknowledgement that no request has asked for.
     Probe,
+    /// A question to the peer: does it still have the connection?
+    Question,
     /// A response or ACK.
     Answer,
     /// A NAK because of this check.
@@ -168,6 +170,23 @@ pub enum TxReason {
 }
 
 impl Verdict {
+    /// True if the packet shows that the peer has the connection: a request that is due or was executed, or a response to what was sent.
+    #[inline]
+    pub fn is_of_connection(&self) -> bool {
+        matches!(
+            self,
+            Verdict::Executed
+                | Verdict::Duplicate
+                | Verdict::NotReady
+                | Verdict::Acknowledged
+                | Verdict::OldAck
+                | Verdict::GoBack(_)
+                | Verdict::Selective { .. }
+                | Verdict::Stale
+                | Verdict::Wait(_)
+        )
+    }
+
     /// True if the outcome is not worth a log message: the packet had its intended effect, or a notification was
     /// ignored.
     #[inline]
@@ -248,6 +267,7 @@ impl fmt::Display for TxReason {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
             TxReason::Probe => f.write_str("probe: asks for an acknowledgement"),
+            TxReason::Question => f.write_str("question: has the peer the connection?"),
             TxReason::Answer => f.write_str("answer"),
             TxReason::Nak(Check::PsnAhead) => f.write_str("asks for everything from this PSN again"),
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),

@@ -19,7 +19,7 @@ use roxie_port::PortInfo;
 
 /// Protocol of a process and its NIC: the messages of this module, and the layout of queues, doorbells and orphan tables in
 /// shared memory. The NIC compares versions, and serves libraries from `oldest` on: those are older in a node that was updated.
-pub const CLIENT_PROTOCOL: Protocol = Protocol { name: "client protocol", oldest: 7, version: 7 };
+pub const CLIENT_PROTOCOL: Protocol = Protocol { name: "client protocol", oldest: 7, version: 8 };
 
 /// Maximum number of services that a process may listen for, far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;

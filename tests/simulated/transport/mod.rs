@@ -3,7 +3,7 @@
 //! Requester and responder:
 //!
 //! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that are invalid.
-//!   [`asks`]: which packets ask for an acknowledgement.
+//!   [`asks`]: which packets ask for an acknowledgement. [`examination`]: whether the peer has the connection.
 //! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and duplicates of them.
 //! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of a QP.
 //! * [`selective`]: selective repeat on either side; [`early`]: where early packets are placed, and what takes them back.
@@ -35,6 +35,7 @@ mod counters;
 mod credits;
 mod early;
 mod early_responses;
+mod examination;
 mod far;
 mod gone;
 mod headers;
