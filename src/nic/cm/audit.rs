@@ -32,6 +32,7 @@ impl Manager {
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
         let asking = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
+        let examined = all.iter().filter(|(_, connection)| connection.suspicion.is_some()).count();
         let waits = all.iter().filter(|(_, connection)| connection.place.is_some());
         let waits = waits.filter(|(_, connection)| !connection.keeps_place()).count();
         differ("half-open connections by address", &self.half_open, &half_open)
@@ -39,6 +40,7 @@ impl Manager {
             .or_else(|| differ("connections by the peer's QPs", &self.by_peer_qp, &by_peer_qp))
             .or_else(|| differ("requests in backlogs", &self.listeners.pending(&pending), &pending))
             .or_else(|| differ("connections that wait for a first answer", &self.asking, &(asking as u32)))
+            .or_else(|| differ("connections that are examined", &self.suspicions, &(examined as u32)))
             .or_else(|| differ("answered requests that are in a backlog", &waits, &0))
     }
 }

@@ -5,6 +5,7 @@ use roxie_wire::cm::{CommId, Kind, Stage};
 use roxie_wire::mad::MAD_LEN;
 use roxie_wire::{Gid, Qpn, ServiceId};
 
+use super::examination::Suspicion;
 use super::listeners::Place;
 use super::{Parameters, Route};
 
@@ -126,6 +127,8 @@ pub(super) struct Connection {
     pub(super) repeat_until: Nanos,
     /// True once a message from the peer has arrived.
     pub(super) heard: bool,
+    /// The examination of the established connection, if there is one.
+    pub(super) suspicion: Option<Box<Suspicion>>,
     /// Messages that may be sent to an unproven address before its next one. `None`: any number.
     pub(super) budget: Option<u8>,
 }
@@ -192,6 +195,7 @@ impl Connection {
             linger: Nanos::ZERO,
             repeat_until: Nanos::ZERO,
             heard: false,
+            suspicion: None,
             budget: None,
         }
     }

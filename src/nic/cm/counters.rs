@@ -30,6 +30,10 @@ pub struct CmCounters {
     pub evicted: u64,
     /// Requests removed from a backlog because their peers no longer repeated them.
     pub not_repeated: u64,
+    /// Requests dropped because they name the QP of a connected peer.
+    pub names_connected_qp: u64,
+    /// Examined connections that were alive.
+    pub peers_alive: u64,
     /// Requests dropped because too many events were pending.
     pub events_full: u64,
     /// Messages not sent because too many were pending.
@@ -75,7 +79,7 @@ impl CmCounters {
     }
 
     /// Returns the numbers of drops, by name.
-    pub fn drops(&self) -> [(&'static str, u64); 12] {
+    pub fn drops(&self) -> [(&'static str, u64); 14] {
         [
             ("cm_not_cm", self.not_cm),
             ("cm_not_from_gsi", self.not_from_gsi),
@@ -87,6 +91,8 @@ impl CmCounters {
             ("cm_address_full", self.address_full),
             ("cm_evicted", self.evicted),
             ("cm_not_repeated", self.not_repeated),
+            ("cm_names_connected_qp", self.names_connected_qp),
+            ("cm_peers_alive", self.peers_alive),
             ("cm_events_full", self.events_full),
             ("cm_transmits_full", self.transmits_full),
         ]

@@ -79,9 +79,10 @@ impl Manager {
             return self.refuse_req(tid, &req, route, reason, ari);
         }
         let peer_qp = (route.remote, req.local_ca_guid, req.local_qpn);
-        if let Some(&old) = self.by_peer_qp.get(&peer_qp) {
-            self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
-            return self.end_stale(now, old);
+        if let Some(&old) = self.by_peer_qp.get(&peer_qp)
+            && self.listeners.serves(req.service_id, route.local)
+        {
+            return self.suspect(now, old, tid, req, route);
         }
         let Some(place) = self.admit(now, &key, req.service_id, &route) else {
             return;
@@ -183,13 +184,6 @@ impl Manager {
         }
     }
 
-    /// Ends the old connection of a peer's QP that connects anew (IBTA 12.9.8.3.1).
-    fn end_stale(&mut self, now: Nanos, id: CommId) {
-        if self.table.get(id).is_some_and(|connection| connection.state == State::Established) {
-            self.send_dreq(now, id, Cause::Stale, PrivateData::EMPTY);
-        }
-    }
-
     fn on_rep(&mut self, now: Nanos, tid: u64, rep: Rep, route: Route) {
         let id = rep.remote_comm_id;
         let other = |c: &Connection| {
@@ -262,7 +256,7 @@ impl Manager {
         let peer_qp = (route.remote, rep.local_ca_guid, rep.local_qpn);
         if let Some(&old) = self.by_peer_qp.get(&peer_qp) {
             self.reject_rep(now, tid, &rep, route, RejReason::STALE);
-            return self.end_stale(now, old);
+            return self.examine(now, old, None);
         }
         let ack_delay = rep.target_ack_delay;
         let agrees = rep.private_data.take_selective_repeat() && self.config.selective_repeat;

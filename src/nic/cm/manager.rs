@@ -13,6 +13,7 @@ use super::admission::DroppedRequests;
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
 use super::counters::CmCounters;
 use super::early::EarlyRequests;
+use super::examination::Examination;
 use super::listeners::{Listeners, Place, Waiting};
 use super::table::Table;
 use super::transitions::{self, Cause};
@@ -101,6 +102,9 @@ pub struct Manager {
     pub(super) wheel: TimerWheel,
     pub(super) transmits: VecDeque<Transmit>,
     pub(super) events: VecDeque<Event>,
+    pub(super) examinations: VecDeque<Examination>,
+    /// Number of connections that are examined.
+    pub(super) suspicions: u32,
     pub(super) counters: CmCounters,
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
@@ -129,6 +133,8 @@ impl Manager {
             answered: VecDeque::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
+            examinations: VecDeque::new(),
+            suspicions: 0,
             counters: CmCounters::default(),
             due: Vec::new(),
             early: EarlyRequests::new(),
@@ -355,9 +361,11 @@ impl Manager {
         let before = std::mem::replace(&mut connection.state, state);
         let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
         let released = if connection.keeps_place() { None } else { connection.place.take() };
+        let examined = if state == State::Established { None } else { connection.suspicion.take() };
         if before != state {
             self.note_transition(before, cause, Some(state));
         }
+        self.suspicions -= u32::from(examined.is_some());
         self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
         if let Some(place) = released {
             self.listeners.release(place.listener, id);
@@ -426,7 +434,7 @@ impl Manager {
         self.set_timer(id, deadline);
     }
 
-    fn forget_peer_qp(&mut self, key: Option<(Gid, u64, Qpn)>, id: CommId) {
+    pub(super) fn forget_peer_qp(&mut self, key: Option<(Gid, u64, Qpn)>, id: CommId) {
         if let Some(key) = key
             && self.by_peer_qp.get(&key) == Some(&id)
         {

@@ -9,10 +9,11 @@
 //!             handle_timeouts(now)             next_deadline() has passed
 //!  outputs    poll_transmit()                  the next datagram that QP1 must send
 //!             poll_event()                     the next event for the consumer
+//!             poll_examination()               a question to the NIC, which `examined` answers
 //!             next_deadline()                  latest time of the next handle_timeouts
 //! ```
 //!
-//! After each call and each input, take all transmits, then all events, then check the deadline.
+//! After each call and each input, answer all examinations, take all transmits, then all events, then check the deadline.
 //!
 //! # A connection
 //!
@@ -59,6 +60,7 @@
 //! * If the table is full, the oldest connection that its peer has not confirmed is evicted.
 //! * Each message causes at most one message in return; two, if it reveals a stale connection. An accepted request causes
 //!   three, until its address has confirmed a connection once.
+//! * A request that names the QP of a connected peer ends the connection only if the peer is silent for a second.
 //! * Messages of a connection are accepted from its peer's address only.
 //! * Malformed messages, messages for unknown connections, and messages in the wrong state are counted.
 
@@ -80,6 +82,7 @@ mod admission;
 mod audit;
 mod calls;
 mod early;
+mod examination;
 mod grace;
 mod handover;
 mod incoming;
@@ -92,6 +95,7 @@ pub use connection::State;
 pub use counters::CmCounters;
 pub use error::CmError;
 pub use event::{Event, HowDisconnected, Listener, WhyUnreachable};
+pub use examination::Examination;
 pub use handover::{Handover, HandoverStore};
 pub use manager::{Config, Manager, Transmit};
 pub use parameters::Parameters;

@@ -36,6 +36,9 @@ impl Manager {
             }
             return;
         }
+        if connection.state == State::Established {
+            return self.examine_further(id);
+        }
         if connection.state.is_pending() {
             self.counters.not_repeated += 1;
             return self.withdraw(id);

@@ -179,6 +179,7 @@ impl Device {
             resolver,
             claim: Mutex::new(None),
             slot: OnceLock::new(),
+            qps: Mutex::default(),
             cm_ids: OnceLock::new(),
             others: OnceLock::new(),
             clients: OnceLock::new(),

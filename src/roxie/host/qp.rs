@@ -1,7 +1,7 @@
 //! The application's queue pairs.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 use super::ah_options::AhOptions;
 use super::device::Device;
@@ -102,6 +102,7 @@ pub struct QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        self.device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.handle.qpn);
         let _ = self.device.call(Command::DestroyQp(self.handle.index));
     }
 }
@@ -115,6 +116,7 @@ impl QueuePair {
         receives: Option<RecvRing>,
         uses: Kept,
     ) -> QueuePair {
+        device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner).insert(handle.qpn, handle.index);
         QueuePair {
             device: device.clone(),
             handle,

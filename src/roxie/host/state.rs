@@ -1,10 +1,12 @@
 //! State shared by the handles of a device, and by the thread that follows its interface.
 
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use roxie_nic::nic::{Command, CongestionConfig};
+use roxie_nic::verbs::{QpIndex, Qpn};
 use roxie_port::LinkChange;
 
 use super::adapter::{Adapter, DeviceSlot, IsOfClient};
@@ -44,6 +46,8 @@ pub(super) struct State {
     pub(super) claim: Mutex<Option<Claim>>,
     /// The slot among the processes that share the device.
     pub(super) slot: OnceLock<DeviceSlot>,
+    /// Queue pairs of this process, by the numbers that connections name.
+    pub(super) qps: Mutex<HashMap<Qpn, QpIndex>>,
     /// Lists connection identifiers for snapshots.
     pub(super) cm_ids: OnceLock<CmIds>,
     /// Tests for objects of client processes.

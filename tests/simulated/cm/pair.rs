@@ -47,12 +47,26 @@ pub fn config(end: usize) -> Config {
     }
 }
 
+/// Packets of a connection's peer that an end's NIC hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hears {
+    Nothing,
+    /// The peer answers questions.
+    Answers,
+    /// The peer sends all the time.
+    Data,
+}
+
 /// Two managers and the messages between them.
 pub struct Pair {
     pub now: Nanos,
     pub ends: [Manager; 2],
     /// Messages of each end that have not been delivered.
     pub sent: [Vec<Transmit>; 2],
+    pub hears: [Hears; 2],
+    /// Number of questions to the peer, by end.
+    pub asked: [u32; 2],
+    is_answered: [bool; 2],
 }
 
 impl Pair {
@@ -62,7 +76,8 @@ impl Pair {
 
     pub fn with(a: Config, b: Config) -> Pair {
         let ends = [Manager::new(a), Manager::new(b)];
-        Pair { now: Nanos::from_millis(1), ends, sent: [Vec::new(), Vec::new()] }
+        let (sent, hears) = ([Vec::new(), Vec::new()], [Hears::Nothing; 2]);
+        Pair { now: Nanos::from_millis(1), ends, sent, hears, asked: [0; 2], is_answered: [false; 2] }
     }
 
     /// Returns a pair with a listener at B.
@@ -74,10 +89,27 @@ impl Pair {
 
     /// Returns the messages that `end` has sent so far.
     pub fn outbox(&mut self, end: usize) -> &mut Vec<Transmit> {
+        self.examine(end);
         while let Some(transmit) = self.ends[end].poll_transmit() {
             self.sent[end].push(transmit);
         }
         &mut self.sent[end]
+    }
+
+    /// Answers an end's questions about connections, as its NIC does.
+    fn examine(&mut self, end: usize) {
+        while let Some(examination) = self.ends[end].poll_examination() {
+            let is_answered = std::mem::take(&mut self.is_answered[end]);
+            let has_heard = match self.hears[end] {
+                Hears::Nothing => false,
+                Hears::Answers => is_answered,
+                Hears::Data => true,
+            };
+            if examination.asks && !has_heard {
+                (self.asked[end], self.is_answered[end]) = (self.asked[end] + 1, true);
+            }
+            self.ends[end].examined(self.now, &examination, has_heard);
+        }
     }
 
     /// Loses the messages that `end` has sent. Returns their kinds.
@@ -139,6 +171,7 @@ impl Pair {
         }
         self.now = self.now.max(deadline);
         self.ends[end].handle_timeouts(self.now);
+        self.examine(end);
         true
     }
 

@@ -1,10 +1,16 @@
 //! Peers that have lost their state, and old copies of their messages.
 
 use roxie::cm::{ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
+use roxie::time::Nanos;
 use roxie::verbs::{Psn, Qpn};
-use roxie::wire::cm::{CmMessage, Dreq, Kind, Rej, RejReason};
+use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, Rej, RejReason, Req};
+use roxie::wire::{PortSpace, ServiceId};
 
-use super::pair::{A, B, Pair, acceptance, config, request};
+use super::pair::{A, B, Hears, Pair, SERVICE, acceptance, address, config, request};
+
+/// Duration of an examination, and of what surrounds it.
+const LONG: Nanos = Nanos::from_millis(1000);
+const SHORT: Nanos = Nanos::from_millis(100);
 
 /// Replaces a manager by a new one, with other IDs and without connections.
 fn forget(pair: &mut Pair, end: usize) {
@@ -20,6 +26,13 @@ fn request_for_connected_qp_is_stale() {
     forget(&mut pair, A);
     pair.connect();
     assert_eq!(pair.deliver(A), [Kind::Req]);
+    // No answer while the old connection's peer may be alive.
+    let asked_at = pair.now;
+    assert_eq!(pair.deliver(B), []);
+    pair.wait_for(B);
+    let took = pair.now - asked_at;
+    assert!((LONG..LONG + SHORT).contains(&took), "{took}");
+    assert_eq!(pair.asked[B], 3);
     // A refusal for the new connection, a DREQ for the old one.
     assert_eq!(pair.deliver(B), [Kind::Rej, Kind::Dreq]);
     let event = pair.event(A);
@@ -49,12 +62,14 @@ fn reply_from_connected_qp_is_stale() {
     pair.settle();
     let asked = pair.accept();
     pair.settle();
-    let events = pair.events(A);
+    let event = pair.event(A);
     assert!(
-        matches!(&events[0], Event::Rejected { id, reject } if *id == second && reject.reason == RejReason::STALE)
+        matches!(&event, Event::Rejected { id, reject } if *id == second && reject.reason == RejReason::STALE)
     );
-    // The old connection was released, with B's consent.
-    assert_eq!(events[1], Event::Disconnected { id: a, how: HowDisconnected::Agreed });
+    // The old connection is released after a second, with B's consent.
+    pair.wait_for(A);
+    pair.settle();
+    assert_eq!(pair.event(A), Event::Disconnected { id: a, how: HowDisconnected::Agreed });
     let event = pair.event(B);
     assert!(
         matches!(&event, Event::Rejected { id, reject } if *id == asked && reject.reason == RejReason::STALE)
@@ -143,4 +158,109 @@ fn dreq_reveals_a_restarted_peer() {
     pair.ends[B].disconnect(pair.now, b, Default::default()).unwrap();
     pair.settle();
     assert_eq!(pair.event(B), Event::Disconnected { id: b, how: HowDisconnected::Agreed });
+}
+
+/// Returns a REQ of another host in A's name, for the QP of A's connection.
+fn forged(number: u32, service_id: ServiceId) -> CmMessage {
+    let mut req = Req {
+        local_comm_id: CommId(0x8000_0000 + number),
+        service_id,
+        local_ca_guid: config(A).ca_guid,
+        local_qpn: request().qp.qpn,
+        path_mtu: 3,
+        ..Req::default()
+    };
+    req.primary_path.local_gid = address(A).into();
+    req.primary_path.remote_gid = address(B).into();
+    CmMessage::Req(req)
+}
+
+/// Forges a request and advances by a time. Returns what B has sent.
+fn forge_and_wait(pair: &mut Pair, number: u32, wait: Nanos) -> Vec<Kind> {
+    pair.forge(B, 1, &forged(number, SERVICE));
+    let until = pair.now + wait;
+    let mut sent = pair.lose(B);
+    while pair.ends[B].next_deadline() <= until {
+        pair.step(B);
+        sent.extend(pair.lose(B));
+    }
+    pair.now = until;
+    pair.agrees();
+    sent
+}
+
+#[test]
+fn forged_request_leaves_idle_connection() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.hears[B] = Hears::Answers;
+    assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
+    assert_eq!((pair.asked[B], pair.state(B, b)), (1, Some(State::Established)));
+    let counters = pair.ends[B].counters();
+    assert_eq!((counters.names_connected_qp, counters.peers_alive), (1, 1));
+    // The connection works as before.
+    pair.ends[B].disconnect(pair.now, b, Default::default()).unwrap();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::DisconnectRequested { .. }));
+}
+
+#[test]
+fn busy_connection_is_kept_without_question() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.hears[B] = Hears::Data;
+    assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
+    assert_eq!((pair.asked[B], pair.state(B, b)), (0, Some(State::Established)));
+}
+
+#[test]
+fn packet_before_the_request_proves_nothing() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.forge(B, 1, &forged(0, SERVICE));
+    // The first answer is about the time before.
+    let first = pair.ends[B].poll_examination().expect("a question");
+    pair.ends[B].examined(pair.now, &first, true);
+    pair.wait_for(B);
+    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![Kind::Rej, Kind::Dreq], Some(State::DreqSent)));
+}
+
+#[test]
+fn request_without_listener_ends_nothing() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.forge(B, 1, &forged(0, ServiceId::of_port(PortSpace::Tcp, 9)));
+    assert_eq!(pair.lose(B), [Kind::Rej]);
+    assert!(!pair.step(B), "nothing is examined");
+    assert_eq!((pair.asked[B], pair.state(B, b)), (0, Some(State::Established)));
+}
+
+#[test]
+fn flood_causes_three_questions_a_second() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.hears[B] = Hears::Answers;
+    for number in 0..10_000 {
+        assert_eq!(forge_and_wait(&mut pair, number, Nanos::from_millis(1)), []);
+    }
+    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert!((5..=30).contains(&pair.asked[B]), "{}", pair.asked[B]);
+    forge_and_wait(&mut pair, 10_000, LONG + SHORT);
+    assert_eq!(pair.ends[B].counters().names_connected_qp, 10_001);
+    assert_eq!(pair.ends[B].connections(), 1);
+}
+
+#[test]
+fn disconnection_ends_the_examination() {
+    let (mut pair, _) = Pair::listening();
+    let (a, b) = pair.established();
+    pair.forge(B, 1, &forged(0, SERVICE));
+    pair.step(B);
+    pair.ends[A].disconnect(pair.now, a, Default::default()).unwrap();
+    pair.settle();
+    assert!(matches!(pair.event(B), Event::DisconnectRequested { .. }));
+    pair.ends[B].disconnect(pair.now, b, Default::default()).unwrap();
+    pair.settle();
+    assert!(matches!(pair.event(B), Event::Disconnected { how: HowDisconnected::AsAsked, .. }));
+    pair.nothing_is_left();
 }

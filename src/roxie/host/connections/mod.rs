@@ -37,6 +37,7 @@ use roxie_port::undelivered::Undelivered;
 use roxie_wire::mad::{GSI_QKEY, MAD_LEN};
 use roxie_wire::{Bth, Deth};
 
+mod examination;
 mod gsi;
 mod message_path;
 
@@ -259,8 +260,9 @@ impl<C: Consumer> Drop for ConnectionService<C> {
 }
 
 impl<C: Consumer> Core<C> {
-    /// Delivers the manager's events to the consumer.
+    /// Answers the manager's questions, and delivers its events to the consumer.
     fn settle(&mut self, now: Nanos) {
+        self.examine(now);
         while let Some(event) = self.manager.poll_event() {
             self.consumer.event(&mut self.manager, now, event);
         }

@@ -364,6 +364,11 @@ impl World {
     /// Delivers a host's messages and events.
     fn attend(&mut self, host: usize) {
         loop {
+            // Only a peer that has crashed asks for a connection of the same QP. Packets of the old one may still arrive.
+            while let Some(examination) = self.hosts[host].manager.poll_examination() {
+                let has_heard = self.random.chance(10);
+                self.hosts[host].manager.examined(self.now, &examination, has_heard);
+            }
             while let Some(transmit) = self.hosts[host].manager.poll_transmit() {
                 self.send(host, transmit);
             }

@@ -1,0 +1,146 @@
+//! Requests for the peer's QP of a connection (IBTA 12.9.8.3.1).
+//!
+//! Such a request means that the peer has restarted and has forgotten the connection, or that another host or another user of the peer's host has
+//! named the QP. The manager therefore examines the connection before it believes the request:
+//!
+//! ```text
+//!  0 s               the request arrives, and is not answered
+//!  0.1, 0.4, 0.7 s   the peer's QP is asked, unless a packet of the connection has arrived since
+//!  1 s               no packet: the request is refused as stale, and the connection ends
+//! ```
+//!
+//! A connection that is alive stays. Requests for its QP are dropped for the rest of the second, so that they cause three packets a second at most.
+
+use roxie_base::time::Nanos;
+use roxie_wire::Qpn;
+use roxie_wire::cm::{Ari, CommId, PrivateData, RejReason, Req};
+
+use super::Route;
+use super::connection::State;
+use super::manager::Manager;
+use super::transitions::Cause;
+
+/// Times of the questions to the NIC after the request, and of the last one, which asks the peer nothing.
+const STEPS: [Nanos; 4] =
+    [Nanos::from_millis(100), Nanos::from_millis(400), Nanos::from_millis(700), Nanos::from_millis(1000)];
+/// Maximum number of connections that are examined at a time.
+const MOST: u32 = 256;
+
+/// The examination of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Suspicion {
+    since: Nanos,
+    /// Number of questions to the NIC since the first.
+    asked: usize,
+    is_alive: bool,
+    /// The request to refuse if the peer is silent. `None`: it was a REP, which is refused already.
+    request: Option<SuspectRequest>,
+}
+
+/// Facts for the REJ of a request.
+#[derive(Clone, Debug)]
+struct SuspectRequest {
+    tid: u64,
+    req: Box<Req>,
+    route: Route,
+}
+
+/// A question of the manager to the NIC: has a packet of the connection arrived since the last question?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Examination {
+    /// The connection.
+    pub id: CommId,
+    /// Its local QP.
+    pub qpn: Qpn,
+    /// If no packet has arrived, the QP must ask the peer for one.
+    pub asks: bool,
+    /// 0 for the first question: its answer is about the time before the request.
+    step: usize,
+}
+
+impl Manager {
+    /// Returns the next question to the NIC, for [`examined`](Manager::examined).
+    pub fn poll_examination(&mut self) -> Option<Examination> {
+        self.examinations.pop_front()
+    }
+
+    /// Takes the NIC's answer: a packet of the connection has arrived, or none has.
+    pub fn examined(&mut self, now: Nanos, examination: &Examination, has_heard: bool) {
+        let id = examination.id;
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let Some(suspicion) = connection.suspicion.as_mut() else { return };
+        if examination.step == 0 || suspicion.is_alive {
+            return;
+        }
+        if has_heard {
+            suspicion.is_alive = true;
+            let end = suspicion.since + STEPS[STEPS.len() - 1];
+            self.counters.peers_alive += 1;
+            return self.set_timer(id, end);
+        }
+        if examination.step == STEPS.len() {
+            self.end_stale(now, id);
+        }
+    }
+
+    /// Handles a request for the QP of connection `old`'s peer.
+    pub(super) fn suspect(&mut self, now: Nanos, old: CommId, tid: u64, req: Req, route: Route) {
+        if self.table.get(old).is_none_or(|connection| connection.state != State::Established) {
+            return self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
+        }
+        self.examine(now, old, Some((tid, req, route)));
+    }
+
+    /// Begins to examine an established connection. A request is dropped if the connection is examined already, or too many are.
+    pub(super) fn examine(&mut self, now: Nanos, id: CommId, request: Option<(u64, Req, Route)>) {
+        let is_full = self.suspicions >= MOST;
+        let Some(connection) = self.table.get_mut(id).filter(|c| c.state == State::Established) else {
+            return;
+        };
+        if connection.suspicion.is_some() || is_full {
+            self.counters.names_connected_qp += u64::from(request.is_some());
+            return;
+        }
+        let request = request.map(|(tid, req, route)| SuspectRequest { tid, req: Box::new(req), route });
+        let suspicion = Suspicion { since: now, asked: 0, is_alive: false, request };
+        connection.suspicion = Some(Box::new(suspicion));
+        let qpn = connection.local_qpn;
+        self.suspicions += 1;
+        self.examinations.push_back(Examination { id, qpn, asks: false, step: 0 });
+        self.set_timer(id, now + STEPS[0]);
+    }
+
+    /// Continues an examination after its timer has expired.
+    pub(super) fn examine_further(&mut self, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let Some(suspicion) = connection.suspicion.as_mut() else { return };
+        if suspicion.is_alive {
+            self.counters.names_connected_qp += u64::from(suspicion.request.is_some());
+            connection.suspicion = None;
+            self.suspicions -= 1;
+            return;
+        }
+        suspicion.asked = (suspicion.asked + 1).min(STEPS.len());
+        let (step, since) = (suspicion.asked, suspicion.since);
+        let asks = step < STEPS.len();
+        let qpn = connection.local_qpn;
+        self.examinations.push_back(Examination { id, qpn, asks, step });
+        if let Some(next) = STEPS.get(step) {
+            self.set_timer(id, since + *next);
+        }
+    }
+
+    /// Ends a connection with a silent peer. Its QP may be connected again at once.
+    fn end_stale(&mut self, now: Nanos, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let Some(suspicion) = connection.suspicion.take() else { return };
+        let key = connection.connected_key();
+        connection.connected = None;
+        self.suspicions -= 1;
+        self.forget_peer_qp(key, id);
+        if let Some(SuspectRequest { tid, req, route }) = suspicion.request {
+            self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
+        }
+        self.send_dreq(now, id, Cause::Stale, PrivateData::EMPTY);
+    }
+}
