@@ -13,6 +13,8 @@ use super::manager::Manager;
 
 /// Delay before a refused request is repeated.
 const AGAIN: Nanos = Nanos::from_millis(20);
+/// Delay before a request is repeated that was refused as stale: the peer ends the old connection first.
+const AFTER_STALE: Nanos = Nanos::from_millis(100);
 
 impl Manager {
     /// Lets a request without a listener wait, or refuses it.
@@ -57,6 +59,17 @@ impl Manager {
             self.repeat_at(id, deadline);
         }
         insists
+    }
+
+    /// Repeats a request once, because the peer has just ended an old connection of our QP. Returns false if that was done before.
+    pub(super) fn repeat_stale(&mut self, now: Nanos, id: CommId) -> bool {
+        let insists = self.config.insistence > Nanos::ZERO;
+        let Some(connection) = self.table.get_mut(id).filter(|c| insists && !c.was_stale) else {
+            return false;
+        };
+        connection.was_stale = true;
+        self.repeat_at(id, now + AFTER_STALE);
+        true
     }
 
     fn set_early_timer(&mut self) {

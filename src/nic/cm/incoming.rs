@@ -353,6 +353,7 @@ impl Manager {
         let no_listener = rej.message == Stage::Req && rej.reason == RejReason::INVALID_SERVICE_ID;
         match state {
             State::ReqSent if no_listener && self.repeat_request(now, id) => {}
+            State::ReqSent if rej.reason == RejReason::STALE && self.repeat_stale(now, id) => {}
             // The answer to an earlier copy of our REQ.
             State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if no_listener => {
                 self.counters.count_duplicate(Kind::Rej);

@@ -1,6 +1,6 @@
 //! Peers that have lost their state, and old copies of their messages.
 
-use roxie::cm::{ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
+use roxie::cm::{Config, ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
 use roxie::time::Nanos;
 use roxie::verbs::{Psn, Qpn};
 use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, Rej, RejReason, Req};
@@ -263,4 +263,26 @@ fn disconnection_ends_the_examination() {
     pair.settle();
     assert!(matches!(pair.event(B), Event::Disconnected { how: HowDisconnected::AsAsked, .. }));
     pair.nothing_is_left();
+}
+
+/// The application of the restarted peer does not hear of the old connection.
+#[test]
+fn restarted_peer_asks_once_more() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    let insists = Config { seed: 999, insistence: Nanos::from_millis(250), ..config(A) };
+    pair.ends[A] = Manager::new(insists);
+    pair.sent[A].clear();
+    let begun = pair.now;
+    pair.connect();
+    pair.settle();
+    pair.wait_for(B);
+    pair.settle();
+    assert_eq!(pair.event(B), Event::Disconnected { id: b, how: HowDisconnected::Agreed });
+    pair.wait_for(A);
+    pair.settle();
+    pair.accept();
+    pair.settle();
+    assert!(matches!(pair.event(A), Event::Reply { .. }));
+    assert!(pair.now - begun < LONG + SHORT + SHORT, "{}", pair.now - begun);
 }
