@@ -24,17 +24,17 @@ use roxie::wire::mad::MAD_LEN;
 use roxie::wire::{PortSpace, ServiceId};
 
 const PORT: u16 = 7174;
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A QP in INIT with a receive posted, and the objects it uses. Fields are dropped in this order.
-struct End {
+pub(crate) struct End {
     qp: Option<QueuePair>,
     cq: CompletionQueue,
     memory: MemoryRegion,
 }
 
 impl End {
-    fn new(device: &Device) -> End {
+    pub(crate) fn new(device: &Device) -> End {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(16, None).unwrap();
         let qp = pd.queue_pair(&cq).signal_all().create().unwrap();
@@ -45,11 +45,11 @@ impl End {
         End { qp: Some(qp), cq, memory }
     }
 
-    fn qp(&mut self) -> QueuePair {
+    pub(crate) fn qp(&mut self) -> QueuePair {
         self.qp.take().expect("a QP")
     }
 
-    fn completed(&self) -> u32 {
+    pub(crate) fn completed(&self) -> u32 {
         let wc = self.cq.wait(PATIENCE).expect("a completion");
         assert_eq!(wc.status, WcStatus::Success);
         wc.byte_len
@@ -353,7 +353,7 @@ fn lossy_link_only_delays_connections() {
     }
 }
 
-fn open(port: &str, namespace: &NetNs, address: IpAddr) -> Device {
+pub(crate) fn open(port: &str, namespace: &NetNs, address: IpAddr) -> Device {
     let config = DeviceConfig::default();
     let open = || {
         if port == "xdp" {
@@ -370,7 +370,7 @@ fn open(port: &str, namespace: &NetNs, address: IpAddr) -> Device {
 }
 
 /// Two hosts on a link, 10.83.0.1 and 10.83.0.2, fd83::1 and fd83::2.
-fn hosts(test: &str, tag: &str) -> Option<[NetNs; 2]> {
+pub(crate) fn hosts(test: &str, tag: &str) -> Option<[NetNs; 2]> {
     let ends = match (NetNs::create(&format!("{tag}-a")), NetNs::create(&format!("{tag}-b"))) {
         (Ok(here), Ok(there)) => [here, there],
         (Err(why), _) | (_, Err(why)) => {

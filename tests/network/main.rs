@@ -33,6 +33,8 @@ mod marks;
 mod multicast;
 mod netdev;
 mod packet;
+#[cfg(feature = "xdp")]
+mod restarted;
 mod rules;
 mod udp;
 #[cfg(feature = "xdp")]
