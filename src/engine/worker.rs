@@ -398,12 +398,13 @@ impl Worker {
         self.port.tx_arrange();
         for (slot, (id, qp)) in self.slots.drain(..).enumerate() {
             let mut frame = self.port.tx_frame(&id);
-            if self.nic.gather(slot as u16, &mut frame) {
-                self.nic.seal(qp, &mut frame);
-                self.port.tx_commit(id);
-            } else {
+            let is_whole = self.nic.gather(slot as u16, &mut frame);
+            if !is_whole {
                 self.nic.payload_missing(now, qp, &frame.as_frame());
-                self.port.tx_cancel(id);
+            }
+            match is_whole && self.nic.seal(qp, &mut frame) {
+                true => self.port.tx_commit(id),
+                false => self.port.tx_cancel(id),
             }
         }
     }

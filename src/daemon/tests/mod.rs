@@ -5,6 +5,7 @@ mod budgets;
 mod callers;
 mod campaign;
 mod files;
+mod foreign;
 mod honest;
 mod hostile;
 mod isolation;

@@ -3,15 +3,19 @@
 //! A NIC has one QP1. A NIC that serves other processes also has one for each client. A datagram goes to the client that it names,
 //! or else to the NIC's own QP1, which rejects it. Requests (REQ, SIDR_REQ) name a service that a client listens for. All other
 //! messages name the receiver's communication ID, with the client's unit in its upper 8 bits.
+//!
+//! A client's requests for connections (REQ) and replies (REP) may name its own QPs only: a peer ends the connection of a QP that connects anew.
 
 use std::net::IpAddr;
 
-use super::{ControlError, GsiRoutes, Nic};
+use super::table::NumberedTable;
+use super::{ControlError, GsiRoutes, Nic, QpEntry};
 use crate::verbs::{QpIndex, QpType};
-use roxie_wire::Packet;
 use roxie_wire::addressee::Addressee;
+use roxie_wire::cm::Kind;
 use roxie_wire::frame::Frame;
 use roxie_wire::mad::{CLASS_CM, MAD_HEADER_LEN, MadHeader};
+use roxie_wire::{Packet, parse};
 
 /// Bytes of a management datagram that identify its addressee.
 const HEAD: usize = MAD_HEADER_LEN + Addressee::HEAD;
@@ -80,6 +84,35 @@ impl Gsis {
         let last = self.clients.iter().rev().find(|(_, routes)| routes.serve(service, address));
         last.map(|(qp, _)| *qp)
     }
+}
+
+/// Returns the offset of the sender's QPN in a message with this attribute ID, behind the header of the management datagram (IBTA 12.6.5, 12.6.8).
+fn offset_of_qpn(attribute: u16) -> Option<usize> {
+    match attribute {
+        id if id == Kind::Req as u16 => Some(32),
+        id if id == Kind::Rep as u16 => Some(12),
+        _ => None,
+    }
+}
+
+/// True if a frame of a client's QP1 is a REQ or a REP for a QP that is not the client's. The target of an XRC connection, which has no
+/// queues, is any client's in a REP.
+pub(super) fn names_foreign_qp(qps: &NumberedTable<QpEntry>, gsi: &QpEntry, frame: &Frame<'_>) -> bool {
+    let Some(page) = gsi.sends.page() else { return false };
+    let Ok(packet) = parse(frame) else { return false };
+    let mut head = [0; MAD_HEADER_LEN];
+    frame.copy_to(packet.payload.start, &mut head);
+    let header = MadHeader::read(&head).filter(|header| header.class == CLASS_CM);
+    let Some((attribute, at)) = header.and_then(|it| Some((it.attribute, offset_of_qpn(it.attribute)?)))
+    else {
+        return false;
+    };
+    let bytes = frame.array::<4>(packet.payload.start + MAD_HEADER_LEN + at).unwrap_or_default();
+    let named = qps.name_of(u32::from_be_bytes(bytes) >> 8).and_then(|name| qps.get(name));
+    let is_own = |qp: &QpEntry| {
+        qp.sends.page() == Some(page) || attribute == Kind::Rep as u16 && qp.qp.qp_type == QpType::XrcRecv
+    };
+    !named.is_some_and(is_own)
 }
 
 impl Nic {

@@ -1,5 +1,6 @@
 //! Sending: the arbiter picks a QP, the QP a packet, and its headers are written.
 
+use super::gsi::names_foreign_qp;
 use super::host_side::DmaOut;
 use super::{Nic, split};
 use crate::transport::coverage::{TimerCause, Watch};
@@ -217,9 +218,9 @@ impl Nic {
         self.counters.sent_pkts += 1;
     }
 
-    /// Computes the ICRC of a QP's complete frame.
-    pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
-        let Some(entry) = self.qps.get(index.0) else { return };
+    /// Computes the ICRC of a QP's complete frame. Returns false if the frame must not be sent.
+    pub fn seal(&mut self, index: QpIndex, frame: &mut FrameMut<'_>) -> bool {
+        let Some(entry) = self.qps.get(index.0) else { return true };
         match entry.qp.template() {
             Some(template) => {
                 template.seal(frame);
@@ -228,9 +229,16 @@ impl Nic {
                 }
             }
             // Datagrams have no common template.
+            None if entry.qp.qp_type == QpType::Gsi
+                && names_foreign_qp(&self.qps, entry, &frame.as_frame()) =>
+            {
+                self.counters.tx_foreign_qp += 1;
+                return false;
+            }
             None if entry.qp.qp_type.is_datagram() => wire::seal(frame),
             // Raw packets have no ICRC.
             None => {}
         }
+        true
     }
 }

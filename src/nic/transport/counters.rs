@@ -98,6 +98,8 @@ counters! {
     rx_other_network,
     /// Packets for a QPN that does not exist.
     rx_unknown_qp,
+    /// Connection requests and replies of clients that were not sent, because they name a QP that is not the client's.
+    tx_foreign_qp,
     /// Packets for a multicast group with members.
     rx_multicast,
     /// Frames of other protocols that flows have steered to raw packet QPs.
