@@ -33,7 +33,7 @@ struct Tally {
     since: Mutex<Option<Instant>>,
 }
 
-/// Prints `connected QPN` (the server's), measures from `go` to `stop` on standard input, prints the results, and exits.
+/// Prints `connected QPN QPN GUID` (the server's QPN, its own, and its adapter's GUID), measures from `go` to `stop` on standard input, prints the results, and exits.
 pub(crate) fn run(port: &str) {
     let tally: &'static Tally = Box::leak(Box::default());
     let device = open(port, "right");
@@ -112,7 +112,11 @@ fn write(device: &Device, manager: &ConnectionManager, tally: &Tally) {
     let given = connection.private_data();
     let rkey = RKey(u32::from_be_bytes(given[..4].try_into().expect("4 bytes")));
     let remote_addr = u64::from_be_bytes(given[4..12].try_into().expect("8 bytes"));
-    println!("connected {}", connection.parameters().expect("an agreement").dest_qpn.expect("a QP").value());
+    let there = connection.parameters().expect("an agreement").dest_qpn.expect("a QP");
+    // EUI-64 of the MAC address.
+    let [a, b, c, d, e, f] = device.port().mac;
+    let guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    println!("connected {} {} {guid}", there.value(), connection.qp().qpn().value());
     let wr = SendWr { opcode: WrOpcode::Write, remote_addr, rkey, ..SendWr::default() };
     let post = || connection.qp().post_send(&wr, &[source.sge(0, MEMORY as u32)]);
     for _ in 0..DEPTH {

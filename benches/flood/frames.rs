@@ -57,12 +57,14 @@ pub(crate) enum Kind {
     Silent,
     /// A REQ for the honest server's port, from a host that can be reached.
     Known,
+    /// A REQ for the honest server's port that names the peer's QP of the honest connection.
+    Named,
     /// All kinds in turn.
     Mixed,
 }
 
 impl Kind {
-    pub(crate) const ALL: [(Kind, &str); 12] = [
+    pub(crate) const ALL: [(Kind, &str); 13] = [
         (Kind::Nothing, "nothing"),
         (Kind::Discard, "port-9"),
         (Kind::DiscardLong, "port-9-long"),
@@ -74,6 +76,7 @@ impl Kind {
         (Kind::Refused, "req-refused"),
         (Kind::Silent, "req-silent"),
         (Kind::Known, "req-known"),
+        (Kind::Named, "req-named"),
         (Kind::Mixed, "mixed"),
     ];
 
@@ -82,11 +85,20 @@ impl Kind {
         [Kind::UnknownQpn, Kind::BadIcrc, Kind::Cnp, Kind::Long, Kind::Refused, Kind::Silent, Kind::Known];
 }
 
+/// The honest connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Honest {
+    /// QP of the near end.
+    pub(crate) near: Qpn,
+    /// QP of the far end, and the GUID of its adapter.
+    pub(crate) far: Qpn,
+    pub(crate) guid: u64,
+}
+
 /// Generates frames. No two REQs are the same.
 pub(crate) struct Frames {
     kind: Kind,
-    /// QP of the honest connection at the near end.
-    target: Qpn,
+    honest: Honest,
     silent: Vec<Template>,
     known: Vec<Template>,
     peer: Template,
@@ -94,7 +106,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    pub(crate) fn new(kind: Kind, station: [u8; 6], target: Qpn) -> Frames {
+    pub(crate) fn new(kind: Kind, station: [u8; 6], honest: Honest) -> Frames {
         let from = |source: Ipv4Addr| {
             Template::new(&FlowSpec {
                 src_mac: STATION,
@@ -110,7 +122,7 @@ impl Frames {
             })
         };
         let all = |first: u32| (0..STRANGERS).map(|n| from(Ipv4Addr::from(first + n))).collect();
-        Frames { kind, target, silent: all(SILENT), known: all(KNOWN), peer: from(FAR), number: 0 }
+        Frames { kind, honest, silent: all(SILENT), known: all(KNOWN), peer: from(FAR), number: 0 }
     }
 
     /// Replaces `frame` with the next frame.
@@ -121,7 +133,7 @@ impl Frames {
         let kind = if self.kind == Kind::Mixed { Kind::TURNS[turn] } else { self.kind };
         let stranger = (number / if self.kind == Kind::Mixed { 7 } else { 1 } % STRANGERS) as usize;
         let template = match kind {
-            Kind::BadIcrc => &self.peer,
+            Kind::BadIcrc | Kind::Named => &self.peer,
             Kind::Known => &self.known[stranger],
             _ => &self.silent[stranger],
         };
@@ -133,20 +145,20 @@ impl Frames {
             Kind::Discard => write(frame, template, datagram, Body::Length(MAD_LEN)),
             Kind::DiscardLong => write(frame, template, datagram, Body::Length(LONG)),
             Kind::UnknownQpn => {
-                let nobody = Qpn::new(self.target.value() ^ (1 + number % 1000) << 4);
+                let nobody = Qpn::new(self.honest.near.value() ^ (1 + number % 1000) << 4);
                 write(frame, template, (bth(Opcode::RC_SEND_ONLY, nobody), Ext::None), Body::Length(MAD_LEN));
             }
             Kind::BadIcrc => {
                 write(
                     frame,
                     template,
-                    (bth(Opcode::RC_SEND_ONLY, self.target), Ext::None),
+                    (bth(Opcode::RC_SEND_ONLY, self.honest.near), Ext::None),
                     Body::Length(1024),
                 );
                 *frame.last_mut().expect("a frame") ^= 1;
             }
             Kind::Cnp => {
-                let notice = Bth { becn: true, ..bth(Opcode::CNP, self.target) };
+                let notice = Bth { becn: true, ..bth(Opcode::CNP, self.honest.near) };
                 write(frame, template, (notice, Ext::None), Body::Length(0));
             }
             Kind::Long => write(frame, template, datagram, Body::Length(LONG)),
@@ -154,7 +166,11 @@ impl Frames {
             Kind::Refused | Kind::Silent | Kind::Known => {
                 let port = if kind == Kind::Refused { UNUSED_PORT } else { PORT };
                 let first = if kind == Kind::Known { KNOWN } else { SILENT };
-                let mad = req(number, Ipv4Addr::from(first + stranger as u32), port);
+                let mad = req(number, Ipv4Addr::from(first + stranger as u32), port, (number.into(), number));
+                write(frame, template, datagram, Body::Bytes(&mad));
+            }
+            Kind::Named => {
+                let mad = req(number, FAR, PORT, (self.honest.guid, self.honest.far.value()));
                 write(frame, template, datagram, Body::Bytes(&mad));
             }
         }
@@ -185,13 +201,13 @@ fn write(frame: &mut Vec<u8>, template: &Template, (bth, ext): (Bth, Ext), body:
     template.seal(&mut FrameMut { a: frame, b: &mut [] });
 }
 
-/// Builds a REQ that requests the maximum of each field.
-fn req(number: u32, from: Ipv4Addr, port: u16) -> [u8; MAD_LEN] {
+/// Builds a REQ that requests the maximum of each field, for the QP of an adapter.
+fn req(number: u32, from: Ipv4Addr, port: u16, (ca_guid, qpn): (u64, u32)) -> [u8; MAD_LEN] {
     let mut req = Req {
         local_comm_id: CommId(number),
         service_id: ServiceId::of_port(PortSpace::Tcp, port),
-        local_ca_guid: number.into(),
-        local_qpn: Qpn::new(number),
+        local_ca_guid: ca_guid,
+        local_qpn: Qpn::new(qpn),
         path_mtu: 3,
         pkey: 0xffff,
         local_cm_response_timeout: 31,

@@ -18,7 +18,7 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use frames::Kind;
+use frames::{Honest, Kind};
 use roxie::host::{Device, DeviceConfig, Stack};
 use roxie::netdev::NetNs;
 use roxie::port::packet::PacketConfig;
@@ -175,13 +175,15 @@ fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
     assert_eq!(server.hear(), "ready");
     let mut client = End::start(&site.far, &["client", port]);
     let said = client.hear();
-    let qpn = said.strip_prefix("connected ").and_then(|qpn| qpn.parse().ok());
-    let qpn = Qpn::new(qpn.unwrap_or_else(|| panic!("the client said {said}")));
+    let numbers = said.strip_prefix("connected ").unwrap_or_else(|| panic!("the client said {said}"));
+    let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
+    let [near, far, guid] = numbers[..] else { panic!("the client said {said}") };
+    let honest = Honest { near: Qpn::new(near as u32), far: Qpn::new(far as u32), guid };
     client.say("connect");
     std::thread::sleep(WARM_UP);
     let before = server.memory();
     let stop: &'static AtomicBool = Box::leak(Box::default());
-    let flood = (kind != Kind::Nothing).then(|| site.flood(kind, qpn, stop));
+    let flood = (kind != Kind::Nothing).then(|| site.flood(kind, honest, stop));
     std::thread::sleep(WARM_UP);
     client.say("go");
     let (began, used) = (Instant::now(), server.processor());

@@ -9,9 +9,8 @@ use std::thread::JoinHandle;
 
 use nix::net::if_::if_nametoindex;
 use roxie::netdev::{Interface, Links, NetNs};
-use roxie::wire::Qpn;
 
-use crate::frames::{Frames, Kind, STATION, known};
+use crate::frames::{Frames, Honest, Kind, STATION, known};
 
 /// Frames per system call.
 const BATCH: usize = 64;
@@ -51,9 +50,9 @@ impl Site {
     }
 
     /// Sends frames of a kind until `stop`. The thread returns the number of frames sent.
-    pub(crate) fn flood(&self, kind: Kind, target: Qpn, stop: &'static AtomicBool) -> JoinHandle<u64> {
+    pub(crate) fn flood(&self, kind: Kind, honest: Honest, stop: &'static AtomicBool) -> JoinHandle<u64> {
         let wire = self.far.run(|| Wire::open("right")).expect("the namespace").expect("a packet socket");
-        let mut frames = Frames::new(kind, self.station, target);
+        let mut frames = Frames::new(kind, self.station, honest);
         std::thread::spawn(move || {
             let mut batch = vec![Vec::new(); BATCH];
             let mut sent = 0;
