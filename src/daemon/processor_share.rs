@@ -1,8 +1,9 @@
 //! The processor time of the NIC that a user takes.
 //!
-//! Threads of the NIC execute a client's requests and wake it. Most requests and wakes take some microseconds. A snapshot of thousands of QPs,
-//! or a wake of thousands of threads, takes milliseconds. The time beyond [`FREE`] is charged to the user. Who has taken [`BURST`] at once pays
-//! by pauses of these threads, and so has one [`PART`]th of a processor.
+//! Threads of the NIC execute a client's requests, wake it, and copy from and to its memory. Most of that takes some microseconds. A snapshot of
+//! thousands of QPs, a wake of thousands of threads, and a copy to a huge page that has to be zeroed take longer. The time beyond a free share,
+//! which is [`FREE`] for a request or a wake, is charged to the user. Who has taken [`BURST`] at once pays by pauses of these threads, and so has
+//! one [`PART`]th of a processor.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -28,13 +29,14 @@ impl ProcessorShare {
         let result = act();
         // The clock of the thread costs a system call, and leaves out the time of other programs.
         if since.elapsed() > FREE {
-            self.charge(thread_time().saturating_sub(began));
+            self.charge(thread_time().saturating_sub(began), FREE);
         }
         result
     }
 
-    fn charge(&self, took: Duration) {
-        let owed = took.saturating_sub(FREE) * PART;
+    /// Charges work that took this much processor time, of which `free` costs nothing.
+    pub(super) fn charge(&self, took: Duration, free: Duration) {
+        let owed = took.saturating_sub(free) * PART;
         if owed > Duration::ZERO {
             let (mut paid, now) = (lock(&self.0), Instant::now());
             *paid = Some(paid.map_or(now, |paid| paid.max(now)) + owed);
@@ -50,7 +52,8 @@ impl ProcessorShare {
         {}
     }
 
-    fn pause(&self) -> Duration {
+    /// Returns the time for which the user's threads are to pause.
+    pub(super) fn pause(&self) -> Duration {
         let owed =
             lock(&self.0).map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
         owed.saturating_sub(BURST * PART)
@@ -58,7 +61,7 @@ impl ProcessorShare {
 }
 
 /// Returns the processor time of the calling thread.
-fn thread_time() -> Duration {
+pub(super) fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
@@ -70,12 +73,12 @@ mod tests {
     fn only_slow_acts_beyond_a_burst_are_paid() {
         let share = ProcessorShare::default();
         for _ in 0..1000 {
-            share.charge(FREE);
+            share.charge(FREE, FREE);
         }
-        share.charge(FREE + BURST);
+        share.charge(FREE + BURST, FREE);
         assert_eq!(share.pause(), Duration::ZERO);
-        share.charge(FREE + Duration::from_secs(10));
-        share.charge(FREE + Duration::from_secs(1));
+        share.charge(FREE + Duration::from_secs(10), FREE);
+        share.charge(FREE + Duration::from_secs(1), FREE);
         let pause = share.pause();
         assert!(pause <= Duration::from_secs(44) && pause > Duration::from_secs(30), "{pause:?}");
         share.pay(|_| false);
