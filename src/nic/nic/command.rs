@@ -426,6 +426,11 @@ pub enum ControlError {
         /// The contradiction.
         why: &'static str,
     },
+    /// The command has taken effect, but a copy from or to the memory has not ended in time (`EBUSY`).
+    #[error(
+        "a copy from or to this memory has not ended within 0.5 s and may still touch it: its program is no longer served;          leave the memory mapped until that program has ended"
+    )]
+    CopyOverdue,
     /// The object is of another kind (`EINVAL`).
     #[error("{0}")]
     WrongKind(&'static str),
@@ -443,7 +448,7 @@ impl ControlError {
     /// Returns the errno for verbs programs.
     pub fn errno(&self) -> i32 {
         match self {
-            ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
+            ControlError::Busy { .. } | ControlError::Taken(_) | ControlError::CopyOverdue => libc::EBUSY,
             ControlError::Full { .. } | ControlError::NoMemory(_) => libc::ENOMEM,
             ControlError::NoRawPackets | ControlError::Vlan(_) => libc::EOPNOTSUPP,
             ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,

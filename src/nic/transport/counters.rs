@@ -142,6 +142,8 @@ counters! {
     /// Memory operations that failed: pages missing or protected, a flush that could not be written back, or a client's memory out of
     /// reach.
     memory_faults,
+    /// Packets dropped because their QP waits for copies from or to a client's memory, and too many packets wait with it.
+    rx_dropped_awaiting_copies,
     /// Completions lost because their completion queue was full.
     cq_overflow,
     /// Asynchronous events lost because the application did not read earlier ones.

@@ -42,7 +42,10 @@ impl Qp {
 
     /// True for an RC QP to which nothing came early. [`Qp::takes_fast_path`] remembers the answer.
     pub(super) fn may_take_fast_path(&self) -> bool {
-        self.qp_type == QpType::Rc && !self.has_early() && !self.requester.has_early_responses()
+        self.qp_type == QpType::Rc
+            && !self.parked
+            && !self.has_early()
+            && !self.requester.has_early_responses()
     }
 
     /// Handles a request ahead of the expected PSN: places it if it is certain where its bytes go, and asks for what is missing.

@@ -78,8 +78,10 @@ pub struct Qp {
     /// The QP uses a shared receive queue. Its receives outlive the QP's errors.
     pub(super) shares_receives: bool,
     established: bool,
-    /// True for an RC QP in whose sequence nothing is missing: the fast path may take its packets.
+    /// True for an RC QP in whose sequence nothing is missing, and that is not parked: the fast path may take its packets.
     fast: bool,
+    /// The QP waits for copies: its packets are set aside.
+    pub(super) parked: bool,
     drain_requested: bool,
     pub(super) turns: Turns,
     /// Local GID of the last datagram sent to a multicast group.
@@ -117,6 +119,7 @@ impl Qp {
             shares_receives: config.srq_pd.is_some(),
             established: false,
             fast: config.init.qp_type == QpType::Rc,
+            parked: false,
             drain_requested: false,
             turns: Turns::default(),
             group_source: None,
@@ -209,6 +212,12 @@ impl Qp {
         self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
         self.requester.set_selective(self.attributes.selective_repeat);
         self.responder.set_selective(self.attributes.selective_repeat);
+        self.note_fast_path();
+    }
+
+    /// Sets whether the QP waits for copies. Its packets then take the slow path, which sets them aside.
+    pub fn set_parked(&mut self, parked: bool) {
+        self.parked = parked;
         self.note_fast_path();
     }
 

@@ -39,6 +39,14 @@ impl Qp {
         if let Sending::RnrWait(until) = r.sending { until } else { r.retransmit_at }
     }
 
+    /// Continues the retransmission timer of a QP that was parked for this time.
+    pub fn continue_timer(&mut self, parked: Nanos) {
+        let r = &mut self.requester;
+        if r.retransmit_at != Nanos::MAX {
+            r.retransmit_at = r.retransmit_at + parked;
+        }
+    }
+
     /// Returns what ends the wait for what is outstanding. `None`: nothing does.
     pub fn awaits(&self) -> Option<Awaits> {
         let r = &self.requester;

@@ -89,6 +89,11 @@ pub enum Verdict {
     CnpIgnored,
     /// A congestion notification without BECN or with an unexpected length.
     BadCnp,
+    /// The QP waits for copies from or to the memory of another process.
+    AwaitsCopies {
+        /// True if the packet was set aside, and is handled afterwards. Otherwise there was no room, and the packet was dropped.
+        kept: bool,
+    },
 }
 
 /// Change of a QP's rate by a congestion notification or an acknowledgement.
@@ -191,7 +196,13 @@ impl Verdict {
     /// ignored.
     #[inline]
     pub fn is_routine(&self) -> bool {
-        matches!(self, Verdict::Executed | Verdict::Acknowledged | Verdict::CnpIgnored)
+        matches!(
+            self,
+            Verdict::Executed
+                | Verdict::Acknowledged
+                | Verdict::CnpIgnored
+                | Verdict::AwaitsCopies { kept: true }
+        )
     }
 }
 
@@ -248,6 +259,10 @@ impl fmt::Display for Verdict {
             Verdict::Unsuitable(check) => write!(f, "dropped: {check}"),
             Verdict::ReceiveFailed(status) => write!(f, "receive fails, QP to error: {status}"),
             Verdict::BadQkey(qkey) => write!(f, "dropped: Q_Key {qkey:#010x} is not the QP's"),
+            Verdict::AwaitsCopies { kept: true } => f.write_str("set aside: the QP waits for copies"),
+            Verdict::AwaitsCopies { kept: false } => {
+                f.write_str("dropped: the QP waits for copies, and too much waits")
+            }
             Verdict::OwnMulticast => f.write_str("not to the sender itself"),
             Verdict::ReservedSyndrome(code) => write!(f, "dropped: reserved syndrome {code:#04x}"),
             Verdict::Cnp(change) => write!(f, "congestion notification: {change}"),

@@ -17,7 +17,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
@@ -25,6 +26,9 @@ use nix::unistd::{Whence, lseek};
 
 use super::address_map::AddressMap;
 pub use super::address_map::{Lookup, Use};
+pub use jobs::{CopyJob, CopyJobs, CopySender};
+
+mod jobs;
 
 /// The reason why a process's memory cannot be accessed.
 #[derive(Debug, thiserror::Error)]
@@ -53,9 +57,27 @@ pub struct RemoteMemory {
     map: AddressMap,
     fenced: AtomicBool,
     abandoned: AtomicBool,
+    /// The queue of the process's copying thread.
+    copier: OnceLock<CopySender>,
+    /// The copying thread pauses, so that its user pays for processor time.
+    paused: AtomicBool,
+    /// Bytes that wait in the NIC for copies.
+    held: AtomicUsize,
 }
 
 impl RemoteMemory {
+    fn with(memory: File, map: AddressMap) -> RemoteMemory {
+        RemoteMemory {
+            memory,
+            map,
+            fenced: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+            copier: OnceLock::new(),
+            paused: AtomicBool::new(false),
+            held: AtomicUsize::new(0),
+        }
+    }
+
     /// Takes the descriptors of `/proc/self/mem` and `/proc/self/maps` of a process. The 8 bytes at `address` must be `secret`.
     ///
     /// # Errors
@@ -68,8 +90,7 @@ impl RemoteMemory {
         let memory = File::from(memory);
         is_address_space(&memory).map_err(Unreachable::NoMemory)?;
         let map = AddressMap::new(maps).map_err(Unreachable::NoMap)?;
-        let remote =
-            RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
+        let remote = RemoteMemory::with(memory, map);
         let mut word = [0; 8];
         match remote.read(&mut Lookup::default(), address, &mut word) {
             Ok(()) if u64::from_ne_bytes(word) == secret => Ok(remote),
@@ -92,7 +113,7 @@ impl RemoteMemory {
     pub(crate) fn behind(memory: File) -> RemoteMemory {
         let maps = File::open("/proc/self/maps").expect("this process's own").into();
         let map = AddressMap::new(maps).expect("a map");
-        RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) }
+        RemoteMemory::with(memory, map)
     }
 
     /// True if the kernel is asked for the protection of pages before each copy, on Linux 6.11 or later, and not at registration alone.
@@ -114,6 +135,61 @@ impl RemoteMemory {
     /// True after [`abandon`](Self::abandon).
     pub fn is_abandoned(&self) -> bool {
         self.abandoned.load(Relaxed)
+    }
+
+    /// Has a thread make all copies from now on, which takes them from this queue. Without one, the worker makes them. No effect if there
+    /// is one.
+    pub fn copied_by(&self, thread: CopySender) {
+        let _ = self.copier.set(thread);
+    }
+
+    /// True if a thread makes the copies.
+    pub fn has_copier(&self) -> bool {
+        self.copier.get().is_some()
+    }
+
+    /// True if copies have to wait for the thread. Copies of fenced memory fail at once in any thread.
+    pub fn waits_for_copier(&self) -> bool {
+        self.has_copier() && !self.fenced.load(Relaxed)
+    }
+
+    /// Hands a batch to the thread; never blocks.
+    pub fn hand_over(&self, job: Box<dyn CopyJob>) {
+        if let Some(copier) = self.copier.get() {
+            copier.send(job);
+        }
+    }
+
+    /// Ends the thread, if there is one.
+    pub fn end_copies(&self) {
+        if let Some(copier) = self.copier.get() {
+            copier.end();
+        }
+    }
+
+    /// Sets whether the copying thread pauses. The time of a pause does not count as time of a copy.
+    pub fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, Relaxed);
+    }
+
+    /// True while the copying thread pauses.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Relaxed)
+    }
+
+    /// True if no access is possible any more.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(Relaxed)
+    }
+
+    /// Bytes that wait in the NIC for copies. The worker alone changes the number.
+    pub fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    /// Adds bytes that wait, or takes bytes away.
+    pub fn hold(&self, more: usize, fewer: usize) {
+        self.held.store((self.held() + more).saturating_sub(fewer), Relaxed);
     }
 
     /// Checks that all of these bytes are mapped and allow the access `what`, as an adapter does at registration.

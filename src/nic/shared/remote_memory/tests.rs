@@ -83,8 +83,7 @@ fn memory_is_gone_after_exec() {
     let map = AddressMap::new(maps.into()).expect("a map");
     let text = std::fs::read_to_string(of("maps")).expect("its map");
     let start = u64::from_str_radix(text.split('-').next().expect("a line"), 16).expect("an address");
-    let remote =
-        RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) };
+    let remote = RemoteMemory::with(memory, map);
     remote.read(&mut Lookup::default(), start, &mut [0; 8]).expect("it is there before");
     drop(child.stdin.take());
     let is_shell = || std::fs::read_to_string(of("comm")).is_ok_and(|c| c == "sh\n");

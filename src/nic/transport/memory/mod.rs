@@ -356,6 +356,16 @@ impl MemoryTable {
         }
     }
 
+    /// Returns the region that a key grants access to, its own or that of its window. `None`: the key grants nothing.
+    pub(super) fn region_of(&self, key: u32) -> Option<MrIndex> {
+        self.find(key).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
+    }
+
+    /// Returns the region that a window is bound to.
+    pub fn region_of_window(&self, window: MwIndex) -> Option<MrIndex> {
+        self.named(window.0).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
+    }
+
     fn index_of(&self, key: u32) -> u16 {
         self.permutation.index_of(key >> 8)
     }
