@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use super::acceptor::Standing;
 use super::account::{Account, Charge, Resource, cost, one, several};
@@ -50,6 +51,8 @@ pub(super) struct Client {
     orphans: Mutex<Option<HandedOver>>,
     /// The common rate of its QPs, if it is bounded.
     rate: Option<SharedRate>,
+    /// The thread that copies from and to its memory, once the client has registered memory that the NIC does not map.
+    pub(super) copies: Mutex<Option<JoinHandle<()>>>,
     /// Set once it was reported that its memory does not answer.
     is_silent: AtomicBool,
 }
@@ -114,6 +117,7 @@ impl Client {
             entries: Mutex::default(),
             orphans,
             rate,
+            copies: Mutex::default(),
             is_silent: AtomicBool::new(false),
         }
     }
@@ -292,7 +296,8 @@ impl Client {
                 command.each_object(|object| lock(&self.owned).check(object))?;
                 let is_trusted = registry.standing(self.uid) == Standing::Host;
                 let (memory, account, notifier) = (&self.memory, &self.account, &self.notifier);
-                let mut finder = Finder { memory, lent, account, notifier, passed, is_trusted };
+                let start_copies = &|| self.start_copies(registry);
+                let mut finder = Finder { memory, lent, account, notifier, passed, is_trusted, start_copies };
                 command.convert(&mut finder)?.into()
             }
         };

@@ -153,7 +153,6 @@ impl Lent {
 }
 
 /// Finds the memory that a request names: queues in the client's arenas, all other memory in the client's address space.
-#[derive(Debug)]
 pub(super) struct Finder<'a> {
     pub(super) memory: &'a Arc<RemoteMemory>,
     pub(super) lent: &'a mut Lent,
@@ -162,6 +161,8 @@ pub(super) struct Finder<'a> {
     pub(super) passed: PassedFd,
     /// True if the client's user is root or the NIC's own.
     pub(super) is_trusted: bool,
+    /// Starts the thread that copies from and to memory that the NIC does not map.
+    pub(super) start_copies: &'a dyn Fn() -> io::Result<()>,
 }
 
 impl Finder<'_> {
@@ -223,6 +224,13 @@ impl Convert<ClientForm, Mapped> for Finder<'_> {
         {
             return Ok(memory);
         }
+        (self.start_copies)().map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+            ControlError::Refused {
+                errno,
+                why: format!("a thread that copies from and to the memory: {error}"),
+            }
+        })?;
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         Ok(HostMemory::remote(self.memory, address, length, on_demand))
     }

@@ -22,7 +22,7 @@
 //! sends requests            ------> `owned` checks that each object is the client's own; then the engine
 //! receives events           <------ one thread for all clients
 //! rings doorbells           ------> the engine fetches work requests from the arenas,
-//! polls its queues          <------ writes completions there, and copies from and to the client's memory
+//! polls its queues          <------ writes completions there; a thread for each client copies from and to its memory
 //! ```
 //!
 //! The NIC trusts nothing that a client writes to queues or sockets: a client can break only its own objects. When a client ends, its socket
@@ -34,6 +34,7 @@
 mod acceptor;
 mod account;
 mod client;
+mod copies;
 mod kernel;
 mod lent;
 mod memory;

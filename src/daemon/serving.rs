@@ -89,6 +89,7 @@ pub(super) fn part_from(
     }
     client.release();
     client.notifier.end();
+    client.end_copies();
     if let Some(notifies) = notifies {
         let _ = notifies.join();
     }

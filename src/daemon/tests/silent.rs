@@ -8,7 +8,7 @@ use super::files::Pair;
 use super::honest::Couple;
 use super::isolation::attached;
 use super::{Nic, PATIENCE, Quota, heard, hello, nic};
-use crate::ClientChange;
+use crate::{ClientChange, copies};
 use roxie::host::MemoryRegion;
 use roxie::remote::Attachment;
 use roxie::remote::link::Link;
@@ -66,6 +66,8 @@ fn silent_memory_fails_its_qps_alone() {
         let mut honest = Couple::new([attached(&nic), attached(&nic)], 1);
         let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.far.clone()]);
         let (qp, other) = (&pair.qp, &pair.peer_memory);
+        let share = nic.daemon.inner.registry.share_of(USER);
+        copies::start(&silent.memory, share).expect("a thread");
         let mapped = [0u8; 64];
         let memory = HostMemory::remote(&silent.memory, mapped.as_ptr() as u64, mapped.len(), false);
         let region = pair.pd.register_memory(memory, Access::READ_WRITE).expect("room");
