@@ -203,8 +203,7 @@ fn print_change(change: &ClientChange) {
             output::note(format_args!("process {pid} is not served: {why}"))
         }
         ClientChange::Evicted(served) => output::note(format_args!(
-            "{} is no longer served: a page of its memory was not available within 0.5 s, and other programs have to \
-             wait meanwhile",
+            "{} is no longer served: copies from or to its memory took longer than 0.5 s",
             describe(served)
         )),
         ClientChange::Ended(served) => output::note(format_args!("{} has ended", describe(served))),

@@ -1,22 +1,223 @@
-//! Progress of the worker thread's copies from and to remote memory ([`super::remote_pass`]).
+//! Copies that threads of clients make, and what waits for them.
+//!
+//! A copy from or to the memory of a client may take as long as the client likes. The worker makes none if the client has a copying thread
+//! (`RemoteMemory::copied_by`): a batch goes to that thread, the worker continues, and the batch comes back through a channel. QPs and
+//! answers that depend on the batch wait meanwhile (`roxie_nic::nic::parking`). A copy blocks the thread of its client alone.
+//!
+//! ```text
+//! worker                             copying thread of a client
+//! ------                             --------------------------
+//! lists copies, parks their QPs
+//! hands a batch over      ---------> makes the copies
+//! continues                          returns the batch, wakes the worker if it sleeps
+//! resumes the QPs         <---------
+//! ```
+//!
+//! Memory without such a thread is copied in the pass.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
 
-/// State shared by the worker thread and the standby thread.
-#[derive(Debug, Default)]
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::control::Answered;
+use super::wait_policy::WaitPolicy;
+use super::worker::Worker;
+use roxie_base::time::Nanos;
+use roxie_nic::nic::{Awaited, Batch, ControlError, Gathered, KeptFrame};
+use roxie_nic::shared::Doorbells;
+use roxie_nic::shared::remote_memory::CopyJob;
+use roxie_nic::verbs::QpIndex;
+
+/// The worker's side.
+#[derive(Debug)]
 pub(super) struct Copying {
-    /// Number of starts and ends of copies: odd while a batch is being copied. Changes under the worker's lock.
-    pub(super) copies: AtomicU64,
-    /// Thread ID of the worker thread (`gettid`).
-    pub(super) thread: AtomicI32,
-    /// Number of replacements of the worker thread, which is the current term. Changes under the worker's lock.
-    pub(super) term: AtomicU64,
+    returns: Sender<Batch>,
+    returned: Receiver<Batch>,
+    /// Answers that wait for batches.
+    withheld: Vec<Withheld>,
+}
+
+/// The answer to a command, and the batches that it waits for.
+#[derive(Debug)]
+struct Withheld {
+    batches: Vec<u64>,
+    answer: Sender<Answered>,
+    answered: Answered,
+}
+
+/// A batch on its way to a copying thread and back.
+#[derive(Debug)]
+struct Job {
+    batch: Option<Batch>,
+    returns: Sender<Batch>,
+    worker: Doorbells,
+}
+
+impl CopyJob for Job {
+    fn run(mut self: Box<Self>) {
+        if let Some(batch) = &mut self.batch {
+            batch.run();
+        }
+    }
+
+    fn copies(&self) -> u32 {
+        self.batch.as_ref().map_or(0, |batch| batch.len() as u32)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Made or not: the worker must not wait for a thread that has ended.
+        if let Some(batch) = self.batch.take()
+            && self.returns.send(batch).is_ok()
+        {
+            self.worker.wake_if_sleeping();
+        }
+    }
+}
+
+impl Default for Copying {
+    fn default() -> Copying {
+        let (returns, returned) = unbounded();
+        Copying { returns, returned, withheld: Vec::new() }
+    }
 }
 
 impl Copying {
-    pub(super) fn thread_is_running(&self) -> bool {
-        // proc_pid_stat(5): the state follows the name in parentheses. R is running or runnable.
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", self.thread.load(Relaxed)));
-        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('R')))
+    /// True if batches are back that the worker has not taken.
+    pub(super) fn has_returned(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
+    /// Answers a command, once these batches are back.
+    pub(super) fn answer(&mut self, batches: Vec<u64>, answer: Sender<Answered>, answered: Answered) {
+        if batches.is_empty() {
+            let _ = answer.send(answered);
+        } else {
+            self.withheld.push(Withheld { batches, answer, answered });
+        }
+    }
+
+    /// Drops what waits: the engine is dead.
+    pub(super) fn die(&mut self) {
+        self.withheld.clear();
+    }
+}
+
+impl Worker {
+    /// Makes the copies that a half has listed, or hands them to the threads of their clients.
+    pub(super) fn copy(&mut self, now: Nanos) {
+        while let Some(mut batch) = self.nic.next_copies() {
+            if !batch.needs_thread() {
+                batch.run();
+                self.nic.copied(now, batch);
+                continue;
+            }
+            self.nic.hand_over(now, &mut batch);
+            let memory = Arc::clone(batch.memory());
+            let (returns, worker) = (self.copying.returns.clone(), self.doorbells().clone());
+            memory.hand_over(Box::new(Job { batch: Some(batch), returns, worker }));
+        }
+        self.nic.park_withdrawn();
+    }
+
+    /// Takes back batches that were made, and has the QPs continue that waited for them. Returns how many.
+    pub(super) fn resume_parked(&mut self, now: Nanos) -> usize {
+        if !self.nic.awaits_copies() {
+            return 0;
+        }
+        while let Ok(batch) = self.copying.returned.try_recv() {
+            self.nic.copied(now, batch);
+        }
+        self.nic.abandon_overdue(now, Nanos(WaitPolicy::COPY_DEADLINE_NS));
+        let mut resumed = 0;
+        while let Some(qp) = self.nic.next_released()
+            && self.send_kept(now, qp)
+        {
+            resumed += 1;
+            for frame in self.nic.unpark(now, qp) {
+                self.nic.receive_again(now, qp, &frame);
+            }
+        }
+        self.seal_slots(now);
+        resumed
+    }
+
+    /// Sends the frames whose payload is here. The others leave their slots, and wait in the NIC. Slots are arranged afterwards: a frame that
+    /// waits must be as it was written.
+    pub(super) fn gather_what_is_here(&mut self, now: Nanos) {
+        std::mem::swap(&mut self.slots, &mut self.spare_slots);
+        for (slot, (id, qp)) in self.spare_slots.drain(..).enumerate() {
+            let mut frame = self.port.tx_frame(&id);
+            match self.nic.gather(slot as u16, qp, &mut frame) {
+                Gathered::Whole => {
+                    self.slots.push((id, qp));
+                    continue;
+                }
+                Gathered::Missing => self.nic.payload_missing(now, qp, &frame.as_frame()),
+                Gathered::Waits => {}
+            }
+            self.port.tx_cancel(id);
+        }
+        self.seal_slots(now);
+    }
+
+    /// Puts the frames of a QP that have waited for their payload into slots. False: the port has no room.
+    fn send_kept(&mut self, now: Nanos, qp: QpIndex) -> bool {
+        while let Some(kept) = self.nic.next_kept(qp) {
+            let KeptFrame { bytes, is_missing, .. } = &kept;
+            if *is_missing {
+                self.nic.payload_missing(now, qp, &roxie_base::frame::Frame::whole(bytes));
+            } else if bytes.len() > self.port().info().max_frame {
+                self.nic.fail_qp(now, qp);
+            } else if let Some(id) = self.port.tx_alloc(bytes.len()) {
+                self.port.tx_frame(&id).write(0, bytes);
+                if self.port.wants_notes() {
+                    self.port.tx_note(&id, format_args!("its payload was copied"));
+                }
+                self.slots.push((id, qp));
+            } else {
+                self.nic.keep_again(qp, kept);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Completes the frames in the slots, and queues them.
+    fn seal_slots(&mut self, now: Nanos) {
+        if self.slots.is_empty() {
+            return;
+        }
+        self.port.set_now(now);
+        self.port.tx_arrange();
+        for (id, qp) in self.slots.drain(..) {
+            match self.nic.seal(qp, &mut self.port.tx_frame(&id)) {
+                true => self.port.tx_commit(id),
+                false => self.port.tx_cancel(id),
+            }
+        }
+    }
+
+    /// Answers commands whose batches are back, or do not come back in time. Returns how many.
+    pub(super) fn answer_withheld(&mut self) -> usize {
+        let (nic, withheld) = (&self.nic, &mut self.copying.withheld);
+        let before = withheld.len();
+        withheld.retain_mut(|Withheld { batches, answer, answered }| {
+            match nic.awaited(batches) {
+                Awaited::Pending => return true,
+                Awaited::Back => {}
+                Awaited::Overdue => answered.result = Err(ControlError::CopyOverdue),
+            }
+            let result = std::mem::replace(&mut answered.result, Err(ControlError::CopyOverdue));
+            let _ = answer.send(Answered { result, remains: answered.remains.take() });
+            false
+        });
+        before - withheld.len()
+    }
+
+    /// Returns when a batch is overdue at the earliest.
+    pub(super) fn copies_due(&self) -> Nanos {
+        self.nic.oldest_copies().map_or(Nanos::MAX, |since| since + Nanos(WaitPolicy::COPY_DEADLINE_NS))
     }
 }

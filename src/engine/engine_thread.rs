@@ -10,10 +10,9 @@ use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
 
 use super::handoff::NextSleep;
-use super::remote_pass::{EndReason, stand_by};
 use super::shared::{Dead, Shared, WorkerGuard, readable, sleep_on};
 use super::wait_policy::WaitPolicy;
-use super::{Drive, Progress, remote_pass};
+use super::{Drive, Progress};
 use roxie_base::threads::{ask_for_short_turns, spawn_unsignalled};
 use roxie_base::time::Nanos;
 
@@ -37,24 +36,13 @@ struct PanicGuard(Arc<Shared>);
 impl Drop for PanicGuard {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.declare_dead(&mut self.0.lock_mid_pass());
+            self.0.declare_dead(&mut self.0.lock_any());
         }
     }
 }
 
-/// Starts the engine thread. `serves`: the NIC copies from and to memory of other processes, so a standby thread is started as
-/// well.
-pub(super) fn spawn(shared: Arc<Shared>, drive: Drive, serves: bool) -> io::Result<JoinHandle<()>> {
-    if !serves {
-        return spawn_worker(shared, drive, 0);
-    }
-    let first = spawn_worker(Arc::clone(&shared), drive, 0)?;
-    spawn_unsignalled("roxie-standby", move || {
-        stand_by(&shared, first, &|term| spawn_worker(Arc::clone(&shared), drive, term));
-    })
-}
-
-fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<JoinHandle<()>> {
+/// Starts the engine thread.
+pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<()>> {
     spawn_unsignalled("roxie-worker", move || {
         let _guard = PanicGuard(Arc::clone(&shared));
         // Without a timer slack of 1 ns, a sleep of 50 us takes 100 us. On failure sleeps are longer.
@@ -62,12 +50,12 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
         // With short time slices, a frame does not wait until a spinning program has used up its own slice.
         let _ = ask_for_short_turns();
         let _ended = match drive {
-            Drive::Caller => run_between_callers(&shared).map_err(EndReason::from),
+            Drive::Caller => run_between_callers(&shared),
             Drive::Thread { core, spin } => {
                 if let Some(core) = core {
                     pin(core);
                 }
-                spin_then_sleep(&shared, spin, core.is_none(), term)
+                spin_then_sleep(&shared, spin, core.is_none())
             }
             Drive::CallerOnly | Drive::Stepped => Ok(()),
         };
@@ -75,8 +63,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
 }
 
 /// Loop of a thread that owns its worker. `shares`: the thread is not pinned to a core of its own.
-fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Result<(), EndReason> {
-    remote_pass::begin_term(shared, term)?;
+fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dead> {
     let mut busy_at = shared.clock.now();
     let mut last_pass = None;
     let (mut lost_yields, mut yielded_at) = (LostYields::default(), None);
@@ -89,7 +76,7 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
         if let Some(began) = last_pass.take() {
             worker.note_pass(now - began);
         }
-        let (worker, progress) = remote_pass::pass(shared, worker, now, term)?;
+        let progress = worker.poll(now);
         if !progress.is_idle() {
             busy_at = now;
             last_pass = Some(now);

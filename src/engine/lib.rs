@@ -40,7 +40,6 @@ mod pollers;
 mod polling;
 mod port_requests;
 mod progress;
-mod remote_pass;
 mod shared;
 mod siblings;
 mod spin_then_sleep;
@@ -145,13 +144,11 @@ impl Engine {
     ) -> io::Result<Engine> {
         let (requests, request_queue) = bounded(COMMAND_QUEUE);
         let (event_sender, events) = bounded(EVENT_QUEUE);
-        let serves = config.serves;
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);
         let caller_drives = matches!(drive, Drive::Caller | Drive::CallerOnly);
         let has_thread = matches!(drive, Drive::Caller | Drive::Thread { .. });
         let shared = Arc::new(Shared::new(worker, !caller_drives, clock)?);
-        let thread =
-            has_thread.then(|| engine_thread::spawn(Arc::clone(&shared), drive, serves)).transpose()?;
+        let thread = has_thread.then(|| engine_thread::spawn(Arc::clone(&shared), drive)).transpose()?;
         let stepped_at = (drive == Drive::Stepped).then(AtomicU64::default);
         Ok(Engine { shared, doorbells, requests, events, caller_drives, thread, stepped_at })
     }

@@ -132,13 +132,8 @@ impl WaitPolicy {
     pub(crate) const LONGEST_STALL_NS: u64 = 10_000_000;
 }
 
-/// Copies from and to memory of other processes ([`super::remote_pass`]).
+/// Copies from and to memory of other processes ([`super::copying`]).
 impl WaitPolicy {
-    /// Maximum time of one batch of copies while its thread sleeps. A page from a disk takes 10 ms; the peer of a QP retransmits
-    /// for seconds.
+    /// Maximum time of one batch of copies. A page from a disk takes 10 ms; the peer of a QP retransmits for seconds.
     pub(crate) const COPY_DEADLINE_NS: u64 = 500_000_000;
-    /// Interval between two checks by the standby thread: a tenth of the deadline.
-    pub(crate) const COPY_LOOK_NS: u64 = 50_000_000;
-    /// How long a thread that wants the worker between two passes sleeps in the middle of one: some ten copies.
-    pub(crate) const MID_PASS_NS: u64 = 50_000;
 }

@@ -9,13 +9,14 @@ use std::io;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::control::{Answered, Request};
+use super::copying::Copying;
 use super::pass_times::PassTimes;
 use super::port_requests::PortRequests;
 use super::progress::Progress;
 use super::siblings::Siblings;
 use super::stall::Stall;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
+use roxie_nic::nic::{self, Answer, Command, Gathered, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, EventKind, QpIndex};
 use roxie_port::pcap::{Background, Recorder};
@@ -40,11 +41,15 @@ pub struct Worker {
     requests: Receiver<Request>,
     /// Queues that move to another ring, and where each answer goes.
     moves: VecDeque<(Object, Sender<Answered>)>,
+    /// Copies that other threads make, and what waits for them.
+    pub(super) copying: Copying,
     events: Sender<AsyncEvent>,
     sink: Option<EventSink>,
     doorbells: Doorbells,
     clients: ClientDoorbells,
-    slots: Vec<TxSlot>,
+    pub(super) slots: Vec<TxSlot>,
+    /// The memory of the list while slots leave it.
+    pub(super) spare_slots: Vec<TxSlot>,
     /// Number of local work requests that the sending half has executed.
     local_work: u32,
     pub(super) port_requests: PortRequests,
@@ -54,19 +59,10 @@ pub struct Worker {
     pass_times: PassTimes,
     /// Start time of the latest pass.
     last_pass: Nanos,
-    /// The half of a pass that waits for copies from or to remote memory.
-    half: Option<PassHalf>,
     /// True if the outermost layer of the port is a capture that was attached while the worker runs.
     pub(super) is_captured: bool,
     /// The other workers of the device, if any.
     siblings: Option<Box<Siblings>>,
-}
-
-/// Results of a half of a pass before its copies are made.
-#[derive(Clone, Copy, Debug)]
-enum PassHalf {
-    In { now: Nanos, commands: usize, received: usize },
-    Out { now: Nanos, more_posted: bool, sent: usize },
 }
 
 impl Worker {
@@ -85,11 +81,13 @@ impl Worker {
             port,
             requests,
             moves: VecDeque::new(),
+            copying: Copying::default(),
             events,
             sink: None,
             doorbells,
             clients: ClientDoorbells::default(),
             slots,
+            spare_slots: Vec::new(),
             local_work: 0,
             port_requests: PortRequests::default(),
             link_error: None,
@@ -97,7 +95,6 @@ impl Worker {
             stall: Stall::default(),
             pass_times: PassTimes::default(),
             last_pass: Nanos::ZERO,
-            half: None,
             is_captured: false,
             siblings: None,
         }
@@ -110,9 +107,7 @@ impl Worker {
 
     /// Runs one pass at time `now`. Never blocks.
     pub fn poll(&mut self, now: Nanos) -> Progress {
-        self.begin_take_in(now, COMMANDS);
-        self.copy();
-        let came = self.end_half();
+        let came = self.receive_half(now, COMMANDS);
         came.and(&self.send_out(now))
     }
 
@@ -141,16 +136,49 @@ impl Worker {
         if commands > 0 {
             self.send_out(now);
         }
-        self.begin_take_in(now, commands);
-        self.copy();
-        self.end_half()
+        self.receive_half(now, commands)
     }
 
     /// The sending half of a pass: new work requests, acknowledgements, retransmissions.
     pub fn send_out(&mut self, now: Nanos) -> Progress {
-        self.begin_send_out(now);
-        self.copy();
-        self.end_half()
+        let now = self.advance(now);
+        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.clients);
+        self.nic.update_changed(now);
+        let sent = self.transmit(now); //                arbiter, headers
+        self.nic.list_reads();
+        self.copy(now); //                               payload of clients: handed to their threads
+        self.gather_and_seal(now); //                    payload, ICRC, hand over
+        self.nic.update_changed(now);
+        let completions = self.nic.publish(now); //      of requests that fail before they are sent
+        self.raise_events();
+        self.flush(now);
+        let waits = self.nic.has_ready() || self.port.tx_pending() || self.nic.has_released();
+        let moves = sent > 0 || self.local_work > 0;
+        self.stall.note(now, waits && !moves);
+        let more = more_posted || self.nic.has_unfetched() || (self.nic.has_ready() && moves);
+        Progress { sent, completions, more, ..Progress::default() }
+    }
+
+    /// The receiving half of a pass with up to `commands` commands.
+    fn receive_half(&mut self, now: Nanos, commands: usize) -> Progress {
+        let now = self.advance(now);
+        let commands = self.control(now, commands);
+        let resumed = self.resume_parked(now); //        QPs whose copies have been made
+        let received = self.receive(now); //             parse, ICRC, transport, dma
+        self.nic.fire_timers(now);
+        self.copy(now); //                               bytes for clients: handed to their threads
+        self.nic.end_writes(now);
+        self.nic.update_changed(now); //                 timers set, QPs made ready
+        let completions = self.nic.publish(now); //      completions, after their bytes
+        self.raise_events();
+        let answered = self.answer_withheld();
+        Progress {
+            received: received + resumed,
+            commands: commands + answered,
+            completions,
+            sent: 0,
+            more: received == BURST || !self.moves.is_empty(),
+        }
     }
 
     /// Decides whether acknowledgements precede requests: if the program waits, and the port delivers frames one by one. In a train both
@@ -158,90 +186,6 @@ impl Worker {
     /// acknowledgement does not end its polling.
     pub fn order_acknowledgements(&mut self, program_waits: bool) {
         self.nic.acknowledge_first(program_waits && !self.port.info().has_trains);
-    }
-
-    /// Makes a half's copies from and to remote memory. There are none unless the NIC serves other processes.
-    fn copy(&mut self) {
-        while let Some(mut copies) = self.next_copies() {
-            copies.run();
-            self.copied(copies);
-        }
-    }
-
-    /// Runs the receiving half up to the copies from and to remote memory. Executes up to `commands` commands.
-    pub(super) fn begin_take_in(&mut self, now: Nanos, commands: usize) {
-        let now = self.advance(now);
-        let commands = self.control(now, commands);
-        let received = self.receive(now); //             parse, ICRC, transport, dma
-        self.half = Some(PassHalf::In { now, commands, received });
-    }
-
-    /// Runs [`send_out`](Self::send_out) up to the copies from remote memory.
-    pub(super) fn begin_send_out(&mut self, now: Nanos) {
-        let now = self.advance(now);
-        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.clients);
-        self.nic.update_changed(now);
-        let sent = self.transmit(now); //                arbiter, headers
-        self.nic.list_reads();
-        self.half = Some(PassHalf::Out { now, more_posted, sent });
-    }
-
-    /// Returns the copies that the current half waits for. The thread that makes them may unlock the worker meanwhile.
-    #[inline]
-    pub(super) fn next_copies(&mut self) -> Option<Batch> {
-        self.nic.next_copies()
-    }
-
-    /// Reports that the copies have been made.
-    pub(super) fn copied(&mut self, copies: Batch) {
-        self.nic.copied(copies);
-    }
-
-    /// Gives up the copies that were taken last.
-    pub(super) fn abandon_copies(&mut self) {
-        self.nic.abandon_copies();
-    }
-
-    /// True while copies of a half are being made: the worker may only be read.
-    pub(super) fn is_mid_pass(&self) -> bool {
-        self.half.is_some()
-    }
-
-    /// Completes the current half after its copies.
-    pub(super) fn end_half(&mut self) -> Progress {
-        match self.half.take() {
-            Some(PassHalf::In { now, commands, received }) => self.end_take_in(now, commands, received),
-            Some(PassHalf::Out { now, more_posted, sent }) => self.end_send_out(now, more_posted, sent),
-            None => Progress::default(),
-        }
-    }
-
-    fn end_take_in(&mut self, now: Nanos, commands: usize, received: usize) -> Progress {
-        self.nic.end_writes(now);
-        self.nic.fire_timers(now);
-        self.nic.update_changed(now); //                     timers set, QPs made ready
-        let completions = self.nic.publish(now); //         completions, after their bytes
-        self.raise_events();
-        Progress {
-            received,
-            commands,
-            completions,
-            sent: 0,
-            more: received == BURST || !self.moves.is_empty(),
-        }
-    }
-
-    fn end_send_out(&mut self, now: Nanos, more_posted: bool, sent: usize) -> Progress {
-        self.gather_and_seal(now); //                       payload, ICRC, hand over
-        self.nic.update_changed(now);
-        let completions = self.nic.publish(now); //         of requests that fail before they are sent
-        self.raise_events();
-        self.flush(now);
-        let waits = self.nic.has_ready() || self.port.tx_pending();
-        let moves = sent > 0 || self.local_work > 0;
-        self.stall.note(now, waits && !moves);
-        let more = more_posted || self.nic.has_unfetched() || (self.nic.has_ready() && moves);
-        Progress { sent, completions, more, ..Progress::default() }
     }
 
     /// Executes up to `most` pending commands. Frames move between passes, so commands do not stop them.
@@ -261,7 +205,8 @@ impl Worker {
             let result = self.port_requests.follow(&mut self.nic, &mut *self.port, sets_congestion, result);
             self.nic.update_changed(now);
             self.nic.publish(now);
-            let _ = answer.send(Answered { result, remains: self.nic.take_spare() });
+            let answered = Answered { result, remains: self.nic.take_spare() };
+            self.copying.answer(self.nic.take_awaited(), answer, answered);
         }
         done + self.move_entries(now)
     }
@@ -394,11 +339,14 @@ impl Worker {
         if self.slots.is_empty() {
             return;
         }
+        if self.nic.awaits_copies() {
+            return self.gather_what_is_here(now);
+        }
         self.port.set_now(now);
         self.port.tx_arrange();
         for (slot, (id, qp)) in self.slots.drain(..).enumerate() {
             let mut frame = self.port.tx_frame(&id);
-            let is_whole = self.nic.gather(slot as u16, &mut frame);
+            let is_whole = self.nic.gather(slot as u16, qp, &mut frame) == Gathered::Whole;
             if !is_whole {
                 self.nic.payload_missing(now, qp, &frame.as_frame());
             }
@@ -422,7 +370,7 @@ impl Worker {
         }
     }
 
-    fn flush(&mut self, now: Nanos) {
+    pub(super) fn flush(&mut self, now: Nanos) {
         if let Err(error) = self.port.tx_flush(now) {
             self.link_error.get_or_insert_with(|| error.to_string());
         }
@@ -440,6 +388,7 @@ impl Worker {
         // Dropping a request drops the sender of its answer, so its caller stops waiting.
         while self.requests.try_recv().is_ok() {}
         self.moves.clear();
+        self.copying.die();
     }
 
     /// Reports an event to the application.
@@ -460,9 +409,9 @@ impl Worker {
 
     /// Returns the time by which the next pass is needed.
     pub fn next_deadline(&self) -> Nanos {
-        let to_send = self.nic.has_ready() || self.port.tx_pending();
+        let to_send = self.nic.has_ready() || self.port.tx_pending() || self.nic.has_released();
         let send_at = if to_send { self.stall.until() } else { Nanos::MAX };
-        self.nic.next_deadline().min(self.port.next_event()).min(send_at)
+        self.nic.next_deadline().min(self.port.next_event()).min(send_at).min(self.copies_due())
     }
 
     /// The doorbells of this process.
@@ -510,7 +459,12 @@ impl Worker {
     pub fn needed_by(&self) -> Nanos {
         let posted = self.doorbells.any() || self.clients.any() || self.nic.has_unfetched();
         let given = self.siblings.as_ref().is_some_and(|siblings| siblings.has_work());
-        if posted || given || !self.requests.is_empty() || !self.moves.is_empty() {
+        if posted
+            || given
+            || self.copying.has_returned()
+            || !self.requests.is_empty()
+            || !self.moves.is_empty()
+        {
             return Nanos::ZERO;
         }
         self.next_deadline()

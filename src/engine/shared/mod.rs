@@ -13,7 +13,6 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use super::combining_lock::CombiningLock;
-use super::copying::Copying;
 use super::handoff::{Handoff, NOTHING, is_within};
 use super::load::Load;
 use super::pollers::Pollers;
@@ -57,8 +56,6 @@ pub(super) struct Shared {
     /// Number of threads that wait for the worker, without the thread that owns it. The owner lets one of them in before each
     /// pass.
     waiting: AtomicU32,
-    /// State of the worker thread's copies from and to remote memory.
-    pub(super) remote: Copying,
     /// True if callers do not run the worker: a thread of the engine does, or [`Engine::step`](super::Engine::step).
     has_owner: bool,
     /// Number of threads let in; wraps.
@@ -72,7 +69,7 @@ pub(super) struct Shared {
 pub(super) struct Dead;
 
 /// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker locked. If
-/// callers do not run the worker, its owner checks instead, because it may unlock in the middle of a pass.
+/// callers do not run the worker, its owner checks instead.
 pub(super) struct WorkerGuard<'a> {
     shared: &'a Shared,
     worker: Option<MutexGuard<'a, Worker>>,
@@ -124,7 +121,6 @@ impl Shared {
             )?,
             frames: Mutex::new(Arc::new([])),
             waiting: AtomicU32::new(0),
-            remote: Copying::default(),
             has_owner,
             let_in: AtomicU32::new(0),
             is_its_turn: AtomicBool::new(false),
@@ -150,8 +146,8 @@ impl Shared {
         WorkerGuard { shared: self, worker: Some(worker) }
     }
 
-    /// Locks the worker in any state: between passes, or in the middle of one that the calling thread has begun.
-    pub(super) fn lock(&self) -> Result<WorkerGuard<'_>, Dead> {
+    /// Locks the worker between two passes.
+    fn lock(&self) -> Result<WorkerGuard<'_>, Dead> {
         match self.turns.worker().lock() {
             Ok(worker) => Ok(self.turn(worker)),
             Err(poisoned) => Err(self.declare_dead(&mut poisoned.into_inner())),
@@ -178,38 +174,30 @@ impl Shared {
         worker
     }
 
-    /// Locks the worker for reading, dead or alive, but not in the middle of a pass. When the turn ends, the caller may run the event sink: it
-    /// must hold no lock that the sink takes.
+    /// Locks the worker for reading, dead or alive. When the turn ends, the caller may run the event sink: it must hold no lock that the sink
+    /// takes.
     pub(super) fn lock_to_look(&self) -> WorkerGuard<'_> {
-        self.turn(self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead()))
+        self.turn(self.between(|| self.lock_any()))
     }
 
-    /// Locks the worker in any state, dead or alive.
-    pub(super) fn lock_mid_pass(&self) -> MutexGuard<'_, Worker> {
+    /// Locks the worker dead or alive, also after a panic in a pass.
+    pub(super) fn lock_any(&self) -> MutexGuard<'_, Worker> {
         self.turns.worker().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the worker between two passes, for a thread that does not own it.
     pub(super) fn lock_between(&self) -> Result<WorkerGuard<'_>, Dead> {
-        self.between(|| self.lock(), |turn| turn.as_ref().is_ok_and(|turn| turn.is_mid_pass()))
+        self.between(|| self.lock())
     }
 
     /// Locks between two passes of the thread that owns the worker. One caller is let in between two passes, so neither side
     /// starves: see [`lock_in_turn`](Self::lock_in_turn).
-    fn between<G>(&self, lock: impl Fn() -> G, is_mid_pass: impl Fn(&G) -> bool) -> G {
+    fn between<G>(&self, lock: impl Fn() -> G) -> G {
         self.waiting.fetch_add(1, Relaxed);
-        let guard = loop {
-            while self.is_its_turn.load(Relaxed) {
-                thread::yield_now();
-            }
-            let guard = lock();
-            if !is_mid_pass(&guard) {
-                break guard;
-            }
-            drop(guard);
-            // The worker thread copies from or to remote memory.
-            thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
-        };
+        while self.is_its_turn.load(Relaxed) {
+            thread::yield_now();
+        }
+        let guard = lock();
         self.let_in.fetch_add(1, Relaxed);
         self.waiting.fetch_sub(1, Relaxed);
         guard

@@ -19,12 +19,15 @@ impl Nic {
     /// [`update_changed`](Self::update_changed).
     #[doc(hidden)]
     pub fn inconsistency(&self) -> Option<String> {
-        self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {
-            self.qps.iter().find_map(|(index, entry)| {
-                let wrong = self.scheduler.disagrees(&entry.schedule).or_else(|| self.is_forgotten(entry))?;
-                Some(format!("QP {} at {index} in {:?}: {wrong}", entry.qp.qpn, entry.qp.state()))
-            })
-        })
+        self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| self.parking_disagrees()).or_else(
+            || {
+                self.qps.iter().find_map(|(index, entry)| {
+                    let wrong =
+                        self.scheduler.disagrees(&entry.schedule).or_else(|| self.is_forgotten(entry))?;
+                    Some(format!("QP {} at {index} in {:?}: {wrong}", entry.qp.qpn, entry.qp.state()))
+                })
+            },
+        )
     }
 
     /// Compares user counts of domains, queues and tables with their users.
@@ -101,7 +104,7 @@ impl Nic {
 
     /// Returns why a QP with pending work would never be served.
     fn is_forgotten(&self, entry: &QpEntry) -> Option<String> {
-        if entry.schedule.is_touched() {
+        if entry.schedule.is_touched() || entry.parked.is_some() {
             return None;
         }
         // A client's QP may also wait for its page's turn.

@@ -1,7 +1,8 @@
 //! The DMA stage: the copies of a burst, which run together.
 
 use super::host_side::{DmaOut, HostSide, Registered};
-use super::remote_copies::{Batch, RemoteCopies};
+use super::parked::Piece;
+use super::remote_copies::{Batch, Payload, RemoteCopies};
 use super::{Nic, RxFrame, split};
 use crate::shared::memory::CopyFault;
 use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
@@ -9,6 +10,17 @@ use crate::verbs::{MrIndex, QpIndex, QpType, WcStatus};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::{Frame, FrameMut};
 use roxie_wire::{self as wire, Packet};
+
+/// The outcome of gathering a frame's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gathered {
+    /// The frame is complete.
+    Whole,
+    /// Memory is missing, and the frame must not be sent: call [`Nic::payload_missing`].
+    Missing,
+    /// The NIC has kept a copy of the frame, which waits for its payload ([`Nic::next_kept`]). Its slot is cancelled.
+    Waits,
+}
 
 /// The DMA stage.
 #[derive(Debug)]
@@ -21,7 +33,9 @@ pub(super) struct Dma {
     out: Vec<DmaOut>,
     /// Number of these copies already made.
     gathered: usize,
-    remote: RemoteCopies,
+    pub(super) remote: RemoteCopies,
+    /// Payload that the frame being gathered waits for.
+    pieces: Vec<Piece>,
 }
 
 impl Dma {
@@ -33,6 +47,7 @@ impl Dma {
             out: Vec::with_capacity(copies),
             gathered: 0,
             remote: RemoteCopies::default(),
+            pieces: Vec::new(),
         }
     }
 
@@ -137,14 +152,22 @@ impl Dma {
             self.gathered += 1;
             let start = usize::from(op.offset);
             let place = start..start + usize::from(op.length);
-            if self.serves
-                && let Some(payload) = self.remote.payload(index)
-            {
-                match payload {
-                    Ok(bytes) => frame.write(start, bytes),
-                    Err(_) => whole = false,
+            if self.serves {
+                match self.remote.payload(index) {
+                    Payload::Local => {}
+                    Payload::Here(bytes) => {
+                        frame.write(start, bytes);
+                        continue;
+                    }
+                    Payload::Waits(number, copies) => {
+                        self.pieces.push(Piece { number, copies, offset: start });
+                        continue;
+                    }
+                    Payload::Missing => {
+                        whole = false;
+                        continue;
+                    }
                 }
-                continue;
             }
             whole &= if place.end <= frame.a.len() {
                 host.read(op.from, &mut frame.a[place]).is_ok()
@@ -178,22 +201,6 @@ impl Nic {
     #[inline]
     pub fn next_copies(&mut self) -> Option<Batch> {
         self.dma.remote.next_batch()
-    }
-
-    /// Takes back a batch that was made.
-    pub fn copied(&mut self, batch: Batch) {
-        let qps = &mut self.qps;
-        let failed = self.dma.remote.take_back(batch, |qp, resource, before| {
-            if let Some(entry) = qps.get_mut(qp.0) {
-                entry.qp.atomic_done(resource, before);
-            }
-        });
-        self.counters.memory_faults += failed;
-    }
-
-    /// Gives up the batch being made: fences its process, and fails the QPs that wait for it.
-    pub fn abandon_copies(&mut self) {
-        self.counters.memory_faults += u64::from(self.dma.remote.abandon());
     }
 
     /// Completes the writes of this half, and fails the QPs of which one could not be made. Call this before their completions and
@@ -268,15 +275,27 @@ impl Nic {
         Some(qp.memory_fault(&mut ctx, packet, completions))
     }
 
-    /// Copies the payload of the frame in transmit slot `slot` into it. False: memory is missing, and the frame must not be sent;
-    /// call [`Nic::payload_missing`].
+    /// Copies the payload of the frame of `qp` in transmit slot `slot` into it.
     ///
     /// Slots must come in the order in which they were emitted: each takes its copies from the front of the plan.
     #[inline]
-    pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) -> bool {
+    pub fn gather(&mut self, slot: u16, qp: QpIndex, frame: &mut FrameMut<'_>) -> Gathered {
         let whole = self.dma.gather(&self.memory, slot, frame);
         self.counters.memory_faults += u64::from(!whole);
-        whole
+        if self.dma.serves && self.waits_for_payload(qp, frame, whole) {
+            return Gathered::Waits;
+        }
+        if whole { Gathered::Whole } else { Gathered::Missing }
+    }
+
+    /// Keeps a frame that waits for its payload, or for the frames of its QP before it.
+    fn waits_for_payload(&mut self, qp: QpIndex, frame: &FrameMut<'_>, whole: bool) -> bool {
+        let pieces = std::mem::take(&mut self.dma.pieces);
+        let waits = whole && (!pieces.is_empty() || self.is_parked(qp));
+        if waits {
+            self.keep_frame(qp, frame.as_frame().to_vec(), pieces);
+        }
+        waits
     }
 
     /// Handles a frame of a QP that cannot be sent because its payload is missing.

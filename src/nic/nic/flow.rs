@@ -180,7 +180,17 @@ impl Nic {
         }
     }
 
-    fn deliver_frame(&mut self, now: Nanos, index: QpIndex, received: &RxFrame<'_>) -> Option<Verdict> {
+    pub(super) fn deliver_frame(
+        &mut self,
+        now: Nanos,
+        index: QpIndex,
+        received: &RxFrame<'_>,
+    ) -> Option<Verdict> {
+        if self.config.serves
+            && let Some(kept) = self.set_aside(index, received)
+        {
+            return Some(Verdict::AwaitsCopies { kept });
+        }
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index.0)?;
         split!(self, now, entry => qp, ctx);

@@ -11,8 +11,10 @@
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
 //! run_dma(frames)       run the memory operations of the burst
-//! next_copies, copied   operations on memory of other processes; end_writes once all are done
-//! fire_timers, fetch_posted  retransmission; new work requests
+//! fire_timers           retransmission
+//! next_copies           operations on memory of other processes: hand_over to a thread, copied once they are made
+//! end_writes            those of this half are made, or their QPs are parked
+//! fetch_posted          new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
 //! publish               completions and events, after the copies that they report
@@ -40,6 +42,8 @@ mod multicast;
 mod names;
 mod neighbour_pause;
 mod object;
+mod parked;
+mod parking;
 mod path;
 mod pauses_received;
 mod pauses_sent;
@@ -61,21 +65,26 @@ pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{Answer, Command, ControlError, GsiRoutes, ObjectCounts, QpHandle, QpStatus, SrqStatus};
 pub use congestion_config::CongestionConfig;
 pub use cq::Published;
+pub use dma::Gathered;
 pub use fast_path::Sent;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use memory_command::{Convert, Form, Mapped, MemoryCommand, ReceiveSource};
 pub use multicast::GroupChange;
 pub use object::{Object, ObjectKind};
+pub use parked::{KeptFrame, SetAside};
+pub use parking::Awaited;
 pub use qp_life::memory_of_qp;
 pub use receive::{RxFrame, RxOutcome};
 pub use remote_copies::Batch;
 pub use scheduler::{PRIORITIES, Service};
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::congestion::{LastNotification, Settings, SharedRate};
 use crate::shared::SendRing;
+use crate::shared::remote_memory::RemoteMemory;
 use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
 use crate::verbs::{AsyncEvent, Mtu, QpIndex, QpState, Rss};
@@ -167,6 +176,10 @@ struct QpEntry {
     last_ip_id: u16,
     /// The last one that matched but was rejected as implausible.
     refused_ip_id: u16,
+    /// The state of a QP that waits for copies.
+    parked: Option<Box<parked::Parked>>,
+    /// The process whose copies the QP has waited for last.
+    client: Option<Arc<RemoteMemory>>,
     log: log::QpLog,
 }
 
@@ -193,6 +206,7 @@ pub struct Nic {
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
     dma: Dma,
+    parking: parking::Parking,
     scheduler: Scheduler,
     congestion: Congestion,
     out: Output,
@@ -258,6 +272,7 @@ impl Nic {
             groups: Groups::default(),
             group_changes: VecDeque::new(),
             dma: Dma::new(config.serves, limits.mrs.min(1 << 16), burst * MAX_SGE),
+            parking: parking::Parking::default(),
             scheduler: Scheduler::new(qps),
             congestion: Congestion::new(moderation_secret),
             out: Output {
@@ -343,6 +358,10 @@ impl Nic {
     fn fire(&mut self, now: Nanos, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         entry.schedule.timer_expired();
+        // What the timer waits for may have been set aside.
+        if entry.parked.is_some() {
+            return;
+        }
         split!(self, now, entry => qp, ctx);
         // The deadline may have moved since the timer was set: then nothing happens, and `update_changed` sets the timer again.
         let watch = Watch::timer(qp);
@@ -385,6 +404,9 @@ impl Nic {
             if unfetched || entry.owes_flush(&self.srqs) {
                 self.scheduler.fetch_later(&mut entry.schedule);
             }
+            if entry.parked.is_some() {
+                continue;
+            }
             self.scheduler.set_timer(&mut entry.schedule, entry.qp.deadline());
             if entry.qp.pacing.holds()
                 && let Some(until) = entry.qp.pacing.held_until()
@@ -407,11 +429,13 @@ impl Nic {
         if self.srqs.has_reports() {
             self.report_srqs(now);
         }
+        self.hold_completions();
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
             //= IBTA 9.5: completion-follows-its-bytes
             //= IBTA 10.8: completion-means-memory-is-free
             self.push_completions(now);
+            self.hold_completions();
         }
         for event in self.out.events.drain(..) {
             if self.events.len() < MAX_EVENTS {

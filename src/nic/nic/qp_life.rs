@@ -155,6 +155,8 @@ impl Nic {
                 flushing: false,
                 last_ip_id: 0,
                 refused_ip_id: 0,
+                parked: None,
+                client: None,
                 log: QpLog::new(),
             }
         });
@@ -205,6 +207,7 @@ impl Nic {
             ));
         }
         let from = entry.qp.state();
+        let is_parked = entry.parked.is_some();
         let checked = check_transition(entry.qp.qp_type, from, attr, largest, limit);
         //= IBTA 11.2.5.2: refused-transition-changes-nothing
         let next = checked.inspect_err(|_| entry.log.note_refusal(now, from, attr.state.unwrap_or(from)))?;
@@ -225,6 +228,10 @@ impl Nic {
             entry.retired = 0;
             entry.flushing = false;
         }
+        if is_parked && matches!(next, QpState::Reset | QpState::Err) {
+            self.await_qp(index);
+        }
+        let Some(entry) = self.qps.get_mut(index.0) else { return Ok(Answer::Done) };
         // A reset QP has lost its shared rate.
         let begins_anew = next == QpState::Reset && entry.share.is_some();
         if attr.av.is_some() || attr.rate_limit.is_some() || begins_anew {
@@ -240,16 +247,19 @@ impl Nic {
     /// Frees a QP. No other function does: errors, RESET and the connection manager leave it in its slot. The next QP in the slot has
     /// another number and another name.
     ///
-    /// Neither its state nor outstanding work matters, but no RSS table may hold the QP. Nothing in flight names it: commands run at
-    /// the start of a pass, when no transmit slot and no planned copy is left of the pass before.
+    /// Neither its state nor outstanding work matters, but no RSS table may hold the QP. Commands run at the start of a pass, when no
+    /// transmit slot and no planned copy is left of the pass before. Batches of copies that are out may name the QP; its generation
+    /// tells that it is gone.
     pub(super) fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
         let users = self.qps.get(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?.in_tables;
         if users > 0 {
             return Err(ControlError::Busy { object: ObjectKind::QueuePair, users });
         }
+        self.await_qp(index);
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
         let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
         self.expected_frames -= entry.expected_frames(self.config.limits.window);
+        self.forget_parked(&mut entry);
         self.spare = Some(entry.qp.take_send_queue());
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {

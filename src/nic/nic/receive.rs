@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::{Nic, QpEntry, split};
+use super::{Nic, QpEntry, SetAside, split};
 use crate::transport::Verdict;
 use crate::transport::coverage::{TimerCause, Watch};
-use crate::verbs::QpIndex;
+use crate::verbs::{QpIndex, QpType};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::Frame;
 use roxie_wire::{self as wire, Encapsulation, FastPacket, Gid, HEADERS, Icrc, Operation, Packet, Qpn};
@@ -237,6 +237,11 @@ impl Nic {
         packet: &Packet,
         received: &RxFrame<'_>,
     ) -> Option<Verdict> {
+        if self.config.serves
+            && let Some(kept) = self.set_aside(QpIndex(index), received)
+        {
+            return Some(Verdict::AwaitsCopies { kept });
+        }
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
@@ -264,6 +269,19 @@ impl Nic {
         }
         self.mark_changed(QpIndex(index));
         Some(verdict)
+    }
+
+    /// Delivers a frame that was set aside while its QP waited for copies. The ICRC was checked when the frame was received.
+    pub fn receive_again(&mut self, now: Nanos, index: QpIndex, SetAside { bytes, arrived }: &SetAside) {
+        let frame = Frame::whole(bytes);
+        let received = RxFrame { frame, index: 0, ip_id_hidden: false, arrived: *arrived };
+        let Some(entry) = self.qps.get(index.0) else { return };
+        if entry.qp.qp_type == QpType::RawPacket {
+            self.deliver_frame(now, index, &received);
+        } else if let Ok(packet) = wire::parse(&frame) {
+            self.deliver(now, index.0, &packet, &received);
+        }
+        self.run_dma(|_| frame);
     }
 
     /// Advances a QP with selective repeat over packets that came early and are due.

@@ -1,8 +1,8 @@
 //! Copies from and to the memory of other processes.
 //!
 //! Such a copy takes a system call, and may block for as long as the other process likes: on a page of its own file system, or one
-//! that is swapped out. A pass therefore only lists the copies, in one [`Batch`] for each process. The thread that runs the worker
-//! then makes them without the worker's lock: see `engine::remote_pass`.
+//! that is swapped out. A pass therefore only lists the copies, in one [`Batch`] for each process. A thread of that process makes them,
+//! and the QPs concerned wait for it: see [`parking`](super::parking).
 //!
 //! ```text
 //! a half of a pass      lists                                  once they are made
@@ -22,6 +22,10 @@ use crate::shared::remote_memory::{Lookup, RemoteMemory};
 use crate::transport::{AtomicOp, DmaIn, Span};
 use crate::verbs::QpIndex;
 use roxie_wire::frame::Frame;
+
+/// Maximum number of buffers that are kept for reuse, and bytes of each.
+const SPARE: usize = 16;
+const SPARE_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -49,11 +53,66 @@ struct Copy {
 pub struct Batch {
     memory: Arc<RemoteMemory>,
     slot: usize,
+    /// Set when the batch is handed to a copying thread; 0 before.
+    pub(super) number: u64,
     copies: Vec<Copy>,
     bytes: Vec<u8>,
 }
 
+/// The outcome of a write or an atomic operation for a QP. The previous value is that of an atomic operation, with its resource.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outcome {
+    Failed,
+    Atomic(u8, u64),
+}
+
 impl Batch {
+    /// The memory of all its copies.
+    pub fn memory(&self) -> &Arc<RemoteMemory> {
+        &self.memory
+    }
+
+    /// True if a thread of the process has to make the copies.
+    pub fn needs_thread(&self) -> bool {
+        self.memory.waits_for_copier()
+    }
+
+    /// Number of copies.
+    pub fn len(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// True if there are no copies.
+    pub fn is_empty(&self) -> bool {
+        self.copies.is_empty()
+    }
+
+    /// Bytes of all copies.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Calls `each` with the QPs of writes and atomic operations that have failed or have a result.
+    pub(super) fn outcomes(&self, mut each: impl FnMut(Option<QpIndex>, Outcome)) {
+        for copy in self.copies.iter().filter(|copy| copy.kind != Kind::Read) {
+            match copy.kind {
+                _ if !copy.is_done => each(copy.qp, Outcome::Failed),
+                Kind::Atomic(_, resource) => {
+                    let before = self.bytes[copy.at..copy.at + 8].try_into().expect("8 bytes");
+                    each(copy.qp, Outcome::Atomic(resource, u64::from_ne_bytes(before)));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the bytes of adjacent copies, if all were made.
+    pub(super) fn read(&self, copies: Range<usize>) -> Option<&[u8]> {
+        let all = self.copies.get(copies).filter(|all| !all.is_empty())?;
+        let (first, last) = (all.first()?, all.last()?);
+        all.iter().all(|copy| copy.is_done).then(|| &self.bytes[first.at..last.at + last.length])
+    }
+
     /// Makes the copies; adjacent ones by one system call. Blocks until the process's pages are present.
     pub fn run(&mut self) {
         let (mut lookup, mut first) = (Lookup::default(), 0);
@@ -114,15 +173,24 @@ enum Source {
     Missing,
 }
 
+/// Where the bytes of a copy in the transmit plan are.
+pub(super) enum Payload<'a> {
+    Local,
+    Here(&'a [u8]),
+    /// Copies in this range of the batch with this number, which is not back.
+    Waits(u64, Range<usize>),
+    Missing,
+}
+
 /// The copies of the current half of a pass.
 #[derive(Debug, Default)]
 pub(super) struct RemoteCopies {
     /// Batches; `None` while one is being made.
     batches: Vec<Option<Batch>>,
+    /// Their numbers; 0: not handed to a thread.
+    numbers: Vec<u64>,
     /// Index of the next batch to hand out.
     next: usize,
-    /// Memory of the batch being made.
-    under_way: Option<Arc<RemoteMemory>>,
     /// QPs with writes in a batch, with the batch's index.
     waiting: Vec<(usize, QpIndex)>,
     /// Sources of the copies in the transmit plan.
@@ -138,7 +206,8 @@ impl RemoteCopies {
         let is_its = |batch: &Option<Batch>| batch.as_ref().is_some_and(|b| Arc::ptr_eq(&b.memory, memory));
         self.batches.iter().rposition(is_its).unwrap_or_else(|| {
             let (slot, (copies, bytes)) = (self.batches.len(), self.spare.pop().unwrap_or_default());
-            self.batches.push(Some(Batch { memory: Arc::clone(memory), slot, copies, bytes }));
+            self.batches.push(Some(Batch { memory: Arc::clone(memory), slot, number: 0, copies, bytes }));
+            self.numbers.push(0);
             slot
         })
     }
@@ -219,20 +288,15 @@ impl RemoteCopies {
         }
     }
 
-    /// Returns the bytes of a copy in the transmit plan. `None`: they are in local memory.
-    pub(super) fn payload(&self, index: usize) -> Option<Result<&[u8], CopyFault>> {
-        match self.sources.get(index)? {
-            Source::Local => None,
-            Source::Missing => Some(Err(CopyFault::Gone)),
-            Source::Remote(slot, copies) => {
-                let batch = self.batches.get(*slot).and_then(Option::as_ref);
-                let made = batch.and_then(|batch| {
-                    let all = batch.copies.get(copies.clone()).filter(|all| !all.is_empty())?;
-                    let (first, last) = (all.first()?, all.last()?);
-                    all.iter().all(|copy| copy.is_done).then(|| &batch.bytes[first.at..last.at + last.length])
-                });
-                Some(made.ok_or(CopyFault::Gone))
-            }
+    /// Returns where the bytes of a copy in the transmit plan are.
+    pub(super) fn payload(&self, index: usize) -> Payload<'_> {
+        match self.sources.get(index) {
+            None | Some(Source::Local) => Payload::Local,
+            Some(Source::Missing) => Payload::Missing,
+            Some(Source::Remote(slot, copies)) => match self.batches.get(*slot).and_then(Option::as_ref) {
+                Some(batch) => batch.read(copies.clone()).map_or(Payload::Missing, Payload::Here),
+                None => Payload::Waits(self.numbers[*slot], copies.clone()),
+            },
         }
     }
 
@@ -261,37 +325,26 @@ impl RemoteCopies {
     pub(super) fn next_batch(&mut self) -> Option<Batch> {
         let batch = self.batches.get_mut(self.next)?.take()?;
         self.next += 1;
-        self.under_way = Some(Arc::clone(&batch.memory));
         Some(batch)
     }
 
-    /// Takes back a batch that was made. Calls `atomic_done` with the QP, the responder resource and the previous value of each atomic
-    /// operation. Returns how many copies could not be made.
-    pub(super) fn take_back(&mut self, batch: Batch, mut atomic_done: impl FnMut(QpIndex, u8, u64)) -> u64 {
-        let mut failed = 0;
-        self.under_way = None;
-        for copy in batch.copies.iter().filter(|copy| copy.kind != Kind::Read) {
-            if !copy.is_done {
-                failed += 1;
-                self.lost.extend(copy.qp);
-            } else if let (Kind::Atomic(_, resource), Some(qp)) = (copy.kind, copy.qp) {
-                let before = batch.bytes[copy.at..copy.at + 8].try_into().expect("8 bytes");
-                atomic_done(qp, resource, u64::from_ne_bytes(before));
-            }
-        }
+    /// Gives a batch that goes to a thread its number. Returns the QPs with writes in it.
+    pub(super) fn hand_over(&mut self, batch: &mut Batch, number: u64) -> impl Iterator<Item = QpIndex> {
+        batch.number = number;
+        self.numbers[batch.slot] = number;
         let slot = batch.slot;
-        self.batches[slot] = Some(batch);
-        failed
+        self.waiting.iter().filter(move |(of, _)| *of == slot).map(|(_, qp)| *qp)
     }
 
-    /// Gives up the batch being made: fences its process, and loses the QPs that wait for it. False: none is being made.
-    pub(super) fn abandon(&mut self) -> bool {
-        let Some(memory) = self.under_way.take() else { return false };
-        memory.abandon();
-        let slot = self.next - 1;
-        let waiting = self.waiting.iter().filter(|(of, _)| *of == slot);
-        self.lost.extend(waiting.map(|(_, qp)| *qp));
-        true
+    /// Takes back a batch that was made in the pass.
+    pub(super) fn take_back(&mut self, batch: Batch) {
+        let slot = batch.slot;
+        self.batches[slot] = Some(batch);
+    }
+
+    /// A write for this QP could not be made.
+    pub(super) fn lose(&mut self, qp: Option<QpIndex>) {
+        self.lost.extend(qp);
     }
 
     /// True if this half of a pass has listed copies.
@@ -307,15 +360,25 @@ impl RemoteCopies {
 
     /// Discards the copies of a completed half.
     pub(super) fn clear(&mut self) {
-        for batch in self.batches.drain(..).flatten() {
-            let Batch { mut copies, mut bytes, .. } = batch;
+        while let Some(batch) = self.batches.pop() {
+            batch.into_iter().for_each(|batch| self.reuse(batch));
+        }
+        self.numbers.clear();
+        self.next = 0;
+        self.waiting.clear();
+        self.sources.clear();
+    }
+}
+
+impl RemoteCopies {
+    /// Keeps the buffers of a batch that is done, unless it was unusually large.
+    pub(super) fn reuse(&mut self, batch: Batch) {
+        let Batch { mut copies, mut bytes, .. } = batch;
+        if self.spare.len() < SPARE && bytes.capacity() <= SPARE_BYTES {
             copies.clear();
             bytes.clear();
             self.spare.push((copies, bytes));
         }
-        self.next = 0;
-        self.waiting.clear();
-        self.sources.clear();
     }
 }
 

@@ -40,7 +40,26 @@ impl Nic {
         {
             return Some(index);
         }
-        self.scheduler.next()
+        let index = self.scheduler.next()?;
+        if self.config.serves && self.has_to_wait(index) {
+            return self.skip_parked(index);
+        }
+        Some(index)
+    }
+
+    /// Ends the turn of a QP that waits for copies, which gets its next one afterwards. Returns the next QP that does not wait.
+    #[cold]
+    fn skip_parked(&mut self, index: QpIndex) -> Option<QpIndex> {
+        let mut next = Some(index);
+        while let Some(index) = next
+            && self.has_to_wait(index)
+        {
+            if let Some(entry) = self.qps.get_mut(index.0) {
+                self.scheduler.end_turn(&mut entry.schedule, false);
+            }
+            next = self.scheduler.next();
+        }
+        next
     }
 
     /// Begins an urgent turn of the next QP of the urgent queue whose notification or acknowledgement may leave. An acknowledgement
@@ -50,6 +69,10 @@ impl Nic {
         while let Some(index) = self.scheduler.next_urgent() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             // A notification of a paused priority is dropped: it would be outdated after the pause.
+            if entry.parked.is_some() {
+                self.scheduler.skip_urgent(&mut entry.schedule);
+                continue;
+            }
             entry.notification_due &= !self.scheduler.is_priority_paused(self.congestion.notification.1);
             if entry.notification_due || !self.scheduler.is_paused(&entry.schedule) {
                 self.scheduler.begin_urgent(&mut entry.schedule);
@@ -63,7 +86,7 @@ impl Nic {
     /// Puts a QP with an acknowledgement into the urgent queue, ahead of data.
     #[cold]
     pub(super) fn mark_urgent(&mut self, index: QpIndex) {
-        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let Some(entry) = self.qps.get_mut(index.0).filter(|entry| entry.parked.is_none()) else { return };
         if entry.qp.has_unpaced() && !self.scheduler.is_paused(&entry.schedule) {
             self.scheduler.make_urgent(&mut entry.schedule);
         }

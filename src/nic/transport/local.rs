@@ -99,6 +99,11 @@ impl Qp {
         let r = &self.requester;
         let wr = r.queue.work_request(r.next);
         let user = self.user();
+        let before = match wr.opcode {
+            WrOpcode::BindWindow => ctx.memory.region_of(wr.window_bind().window.0),
+            WrOpcode::FastRegister => None,
+            _ => ctx.memory.region_of(wr.rkey.0),
+        };
         let (done, status) = match wr.opcode {
             //= IBTA 10.6.7: bind-fails-as-a-bind
             WrOpcode::BindWindow => (ctx.memory.bind(user, &wr.window_bind()), WcStatus::MwBind),
@@ -107,6 +112,9 @@ impl Qp {
             }
             _ => (ctx.memory.invalidate(user, wr.rkey.0, false), WcStatus::LocQpOp),
         };
+        if done.is_ok() {
+            ctx.out.withdrawn.extend(before.map(|region| (self.index, region)));
+        }
         done.map_err(|_: Refusal| status)
     }
 }

@@ -93,7 +93,7 @@ pub use replies::Reply;
 pub use retry::Awaits;
 pub use verdict::{Cause, RateChange, TxReason, Verdict};
 
-use crate::verbs::{AhId, AsyncEvent, CqIndex, PdId, QpIndex, RecvWr, Sge, Srqn, Wc};
+use crate::verbs::{AhId, AsyncEvent, CqIndex, MrIndex, PdId, QpIndex, RecvWr, Sge, Srqn, Wc};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
 use roxie_wire::{Bth, Ext};
@@ -161,6 +161,8 @@ pub struct Output {
     pub arrived: Nanos,
     /// Number of local work requests executed since [`Nic::take_local_work`](crate::nic::Nic::take_local_work).
     pub local_work: u32,
+    /// QPs whose work has withdrawn access to a region, or to a window of it. Batches of copies that are out may still use it.
+    pub withdrawn: Vec<(QpIndex, MrIndex)>,
     /// Point to return to if the bytes of the current response cannot be stored.
     pub(crate) result: Option<memory_fault::ResultPoint>,
 }

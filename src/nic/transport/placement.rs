@@ -23,7 +23,10 @@ impl Qp {
     pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), RequestRefused> {
         let refused =
             |why: memory::Refusal| RequestRefused { check: why.into(), receive: Some(WcStatus::RemInvReq) };
-        ctx.memory.invalidate(self.user(), key, true).map_err(refused)
+        let before = ctx.memory.region_of(key);
+        ctx.memory.invalidate(self.user(), key, true).map_err(refused)?;
+        ctx.out.withdrawn.extend(before.map(|region| (self.index, region)));
+        Ok(())
     }
 
     /// Checks the 8 bytes of an atomic or an ATOMIC WRITE. The peer's address and ours must be 8-byte aligned.

@@ -1,0 +1,418 @@
+//! QPs that wait for copies: parked.
+//!
+//! A [`Batch`] of copies from and to the memory of another process goes to a thread of that process, and comes back after a time that the
+//! process decides. A QP with copies in a batch is parked from the end of the half that listed them until all its batches are back. The
+//! rest of the NIC continues.
+//!
+//! ```text
+//! a parked QP                           once its batches are back
+//! has no turn: it sends nothing         frames that waited for their payload are sent, in order
+//! publishes no completion               its completions are published, or report LOC_PROT if a write could not be made
+//! sets received packets aside           those are handled, in order, before newly received ones
+//! has no timers                         its timers continue where they stood
+//! ```
+//!
+//! The thread makes the batches of a process one after the other. Atomic operations of all QPs on one address are therefore serialized.
+//!
+//! A command or work request that withdraws access takes effect at once, so that no new copy is listed. Its answer or completion waits for
+//! the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If a batch does not come back in time, the
+//! memory is fenced, and the QPs that wait for it fail ([`Nic::abandon_overdue`]).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::parked::{KeptFrame, Parked, Piece, SetAside};
+use super::remote_copies::{Batch, Outcome};
+use super::{Nic, QpEntry, RxFrame};
+use crate::shared::remote_memory::RemoteMemory;
+use crate::verbs::{MrIndex, QpIndex, WcStatus};
+use roxie_base::time::Nanos;
+
+/// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10 Gb/s. A QP that has
+/// no copies under way may add those of one burst.
+const MAX_HELD: usize = 8 << 20;
+/// Maximum number of bytes of packets and frames of one QP: a window of the largest packets, twice.
+const MAX_HELD_OF_QP: usize = 1 << 20;
+
+/// A batch that is not back.
+#[derive(Debug)]
+struct OutBatch {
+    number: u64,
+    memory: Arc<RemoteMemory>,
+    handed: Nanos,
+    /// When the thread could begin it; `MAX`: another batch precedes it.
+    since: Nanos,
+    bytes: usize,
+    /// The QPs that wait for it. A QP that waits for several reasons is in the list as often.
+    qps: Vec<QpIndex>,
+    is_abandoned: bool,
+}
+
+/// The batches that are not back, and the QPs that wait for none any more.
+#[derive(Debug, Default)]
+pub(super) struct Parking {
+    out: Vec<OutBatch>,
+    last_number: u64,
+    /// QPs whose batches are all back.
+    released: VecDeque<QpIndex>,
+    /// Number of parked QPs.
+    parked: usize,
+    /// Batches that the answer of the latest command waits for.
+    awaited: Vec<u64>,
+}
+
+/// What became of batches that an answer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// Some are not back.
+    Pending,
+    /// All are back.
+    Back,
+    /// One does not come back, and may still touch memory.
+    Overdue,
+}
+
+/// Batches on their way.
+impl Nic {
+    /// Takes note that a batch goes to a thread: parks its QPs.
+    pub fn hand_over(&mut self, now: Nanos, batch: &mut Batch) {
+        let parking = &mut self.parking;
+        parking.last_number += 1;
+        let number = parking.last_number;
+        let qps: Vec<QpIndex> = self.dma.remote.hand_over(batch, number).collect();
+        let (memory, bytes) = (Arc::clone(batch.memory()), batch.bytes());
+        memory.hold(bytes, 0);
+        let is_first = !parking.out.iter().any(|out| Arc::ptr_eq(&out.memory, &memory));
+        let since = if is_first { now } else { Nanos::MAX };
+        let (handed, is_abandoned) = (now, false);
+        parking.out.push(OutBatch { number, memory, handed, since, bytes, qps: Vec::new(), is_abandoned });
+        let last = parking.out.len() - 1;
+        qps.into_iter().for_each(|qp| self.park(qp, last));
+    }
+
+    /// Has a QP wait for a batch that is out.
+    fn park(&mut self, qp: QpIndex, out: usize) {
+        let (Some(entry), Some(batch)) = (self.qps.get_mut(qp.0), self.parking.out.get_mut(out)) else {
+            return;
+        };
+        batch.qps.push(qp);
+        entry.client = Some(Arc::clone(&batch.memory));
+        if let Some(parked) = &mut entry.parked {
+            parked.batches += 1;
+            return;
+        }
+        self.parking.parked += 1;
+        entry.qp.set_parked(true);
+        entry.parked = Some(Box::new(Parked::new(batch.handed, &batch.memory)));
+    }
+
+    /// Takes back a batch that was made: in the pass, or by a thread.
+    pub fn copied(&mut self, now: Nanos, batch: Batch) {
+        let at = self.parking.out.iter().position(|out| out.number == batch.number);
+        let out = at.map(|at| self.parking.out.remove(at));
+        let is_late = out.as_ref().is_some_and(|out| out.is_abandoned);
+        let mut failed = 0;
+        batch.outcomes(|qp, outcome| match (&out, outcome) {
+            _ if is_late => {}
+            (_, Outcome::Failed) if out.is_some() => {
+                failed += 1;
+                self.qps.lose(qp);
+            }
+            (_, Outcome::Failed) => {
+                failed += 1;
+                self.dma.remote.lose(qp);
+            }
+            (_, Outcome::Atomic(resource, before)) => self.qps.atomic_done(qp, resource, before),
+        });
+        self.counters.memory_faults += failed;
+        let Some(out) = out else { return self.dma.remote.take_back(batch) };
+        out.memory.hold(0, out.bytes);
+        // The thread begins the next batch now.
+        if let Some(next) = self.parking.out.iter_mut().find(|next| Arc::ptr_eq(&next.memory, &out.memory)) {
+            next.since = now;
+        }
+        if !is_late {
+            self.end_wait(&out.qps, Some(&batch), out.number);
+        }
+        self.dma.remote.reuse(batch);
+    }
+
+    /// Completes the wait of these QPs for one batch. `None`: the batch does not come back.
+    fn end_wait(&mut self, qps: &[QpIndex], batch: Option<&Batch>, number: u64) {
+        for qp in qps {
+            let Some(parked) = self.qps.parked_mut(*qp) else { continue };
+            for frame in &mut parked.frames {
+                frame.fill(batch, number);
+            }
+            parked.has_lost |= batch.is_none();
+            parked.batches -= 1;
+            if parked.batches == 0 {
+                self.parking.released.push_back(*qp);
+            }
+        }
+    }
+
+    /// Fences memory of which a batch has taken `deadline`, and fails the QPs that wait for it. True: there was some.
+    pub fn abandon_overdue(&mut self, now: Nanos, deadline: Nanos) -> bool {
+        let mut overdue = Vec::new();
+        for out in self.parking.out.iter_mut().filter(|out| !out.is_abandoned && out.since != Nanos::MAX) {
+            if out.memory.is_paused() {
+                out.since = now;
+            } else if now - out.since >= deadline {
+                overdue.push(Arc::clone(&out.memory));
+            }
+        }
+        overdue.iter().for_each(|memory| self.abandon(memory));
+        !overdue.is_empty()
+    }
+
+    fn abandon(&mut self, memory: &Arc<RemoteMemory>) {
+        memory.abandon();
+        self.counters.memory_faults += 1;
+        let mut lost = Vec::new();
+        let is_its = |out: &&mut OutBatch| Arc::ptr_eq(&out.memory, memory);
+        for out in self.parking.out.iter_mut().filter(is_its) {
+            out.is_abandoned = true;
+            lost.push((out.number, out.qps.clone()));
+        }
+        for (number, qps) in lost {
+            self.end_wait(&qps, None, number);
+        }
+    }
+
+    /// Returns since when the oldest batch is being made. `None`: none is out, or none is expected back.
+    pub fn oldest_copies(&self) -> Option<Nanos> {
+        self.parking.out.iter().filter(|out| !out.is_abandoned).map(|out| out.since).min()
+    }
+
+    /// True if QPs whose batches are back have not continued.
+    pub fn has_released(&self) -> bool {
+        !self.parking.released.is_empty()
+    }
+
+    /// True if batches are out, or QPs whose batches are back have not continued.
+    #[inline]
+    pub fn awaits_copies(&self) -> bool {
+        !self.parking.out.is_empty() || !self.parking.released.is_empty()
+    }
+}
+
+/// What a parked QP does not do.
+impl Nic {
+    /// True if the QP waits for copies.
+    pub(super) fn is_parked(&self, qp: QpIndex) -> bool {
+        self.qps.get(qp.0).is_some_and(|entry| entry.parked.is_some())
+    }
+
+    /// True if the QP has to wait for copies: its own, or others of its process of which too many bytes are out.
+    pub(super) fn has_to_wait(&mut self, qp: QpIndex) -> bool {
+        let Some(entry) = self.qps.get(qp.0) else { return false };
+        if entry.parked.is_some() {
+            return true;
+        }
+        let Some(memory) = entry.client.as_ref().filter(|memory| memory.held() > MAX_HELD) else {
+            return false;
+        };
+        let out = &self.parking.out;
+        let Some(last) = out.iter().rposition(|out| Arc::ptr_eq(&out.memory, memory) && !out.is_abandoned)
+        else {
+            return false;
+        };
+        self.park(qp, last);
+        true
+    }
+
+    /// Sets a received frame aside if its QP has to wait. `Some(false)`: there was no room, and the frame is dropped.
+    pub(super) fn set_aside(&mut self, qp: QpIndex, received: &RxFrame<'_>) -> Option<bool> {
+        if !self.has_to_wait(qp) {
+            return None;
+        }
+        let parked = self.qps.parked_mut(qp)?;
+        let length = received.frame.len();
+        if parked.bytes + length > MAX_HELD_OF_QP || parked.memory.held() + length > MAX_HELD {
+            self.counters.rx_dropped_awaiting_copies += 1;
+            return Some(false);
+        }
+        parked.hold(length);
+        parked.set_aside.push_back(SetAside { bytes: received.frame.to_vec(), arrived: received.arrived });
+        Some(true)
+    }
+
+    /// Keeps a frame of a QP until the batches of its payload are back.
+    pub(super) fn keep_frame(&mut self, qp: QpIndex, bytes: Vec<u8>, pieces: Vec<Piece>) {
+        for piece in &pieces {
+            if let Some(out) = self.parking.out.iter().position(|out| out.number == piece.number) {
+                self.park(qp, out);
+            }
+        }
+        let Some(parked) = self.qps.parked_mut(qp) else { return };
+        parked.hold(bytes.len());
+        parked.frames.push_back(KeptFrame { bytes, is_missing: false, pieces });
+    }
+
+    /// Takes the completions of parked QPs out of those to publish.
+    pub(super) fn hold_completions(&mut self) {
+        if self.parking.parked == 0 {
+            return;
+        }
+        let (qps, gsis) = (&mut self.qps, &self.gsis);
+        self.out.completions.retain(|(cq, wc)| match qps.completing(gsis, *cq, wc) {
+            Some(parked) => {
+                parked.completions.push((*cq, *wc));
+                false
+            }
+            None => true,
+        });
+    }
+
+    /// Parks QPs whose work has withdrawn access to memory of which batches are out.
+    pub fn park_withdrawn(&mut self) {
+        while let Some((qp, mr)) = self.out.withdrawn.pop() {
+            for number in self.out_of_region(mr) {
+                if let Some(out) = self.parking.out.iter().position(|out| out.number == number) {
+                    self.park(qp, out);
+                }
+            }
+        }
+    }
+}
+
+/// QPs whose batches are back.
+impl Nic {
+    /// Returns a QP that waits for no batch any more. Caller sends its frames and then [unparks](Self::unpark) it.
+    pub fn next_released(&mut self) -> Option<QpIndex> {
+        while let Some(qp) = self.parking.released.front().copied() {
+            if self.qps.parked_mut(qp).is_some_and(|parked| parked.batches == 0) {
+                return Some(qp);
+            }
+            // Destroyed, or parked again by a command.
+            self.parking.released.pop_front();
+        }
+        None
+    }
+
+    /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them.
+    pub fn next_kept(&mut self, qp: QpIndex) -> Option<KeptFrame> {
+        let is_live = self.qps.get(qp.0)?.is_live();
+        let parked = self.qps.parked_mut(qp)?;
+        let frame = parked.frames.pop_front()?;
+        if is_live && !parked.was_reset {
+            self.counters.memory_faults += u64::from(frame.is_missing);
+            return Some(frame);
+        }
+        parked.frames.clear();
+        None
+    }
+
+    /// Returns a frame for which the port has no room.
+    pub fn keep_again(&mut self, qp: QpIndex, frame: KeptFrame) {
+        if let Some(parked) = self.qps.parked_mut(qp) {
+            parked.frames.push_front(frame);
+        }
+    }
+
+    /// Has a QP continue. Returns the received frames that were set aside, for [`receive_again`](Self::receive_again).
+    pub fn unpark(&mut self, now: Nanos, qp: QpIndex) -> VecDeque<SetAside> {
+        self.parking.released.pop_front();
+        let Some(entry) = self.qps.get_mut(qp.0) else { return VecDeque::new() };
+        let Some(parked) = entry.parked.take() else { return VecDeque::new() };
+        self.parking.parked -= 1;
+        parked.memory.hold(0, parked.bytes);
+        entry.qp.set_parked(false);
+        entry.qp.continue_timer(now - parked.since);
+        for (cq, mut wc) in parked.completions {
+            if parked.has_lost && wc.status == WcStatus::Success {
+                wc.status = WcStatus::LocProt;
+            }
+            if self.cqs.check(cq).is_ok() {
+                self.out.completions.push((cq, wc));
+            }
+        }
+        if parked.has_lost && !parked.was_reset {
+            self.fail_qp(now, qp);
+        }
+        self.mark_changed(qp);
+        parked.set_aside
+    }
+}
+
+/// Withdrawn access.
+impl Nic {
+    /// Returns the batches that the answer of the command executed last waits for; empty if it waits for none.
+    pub fn take_awaited(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.parking.awaited)
+    }
+
+    /// Returns what became of these batches.
+    pub fn awaited(&self, numbers: &[u64]) -> Awaited {
+        let mut state = Awaited::Back;
+        for out in self.parking.out.iter().filter(|out| numbers.contains(&out.number)) {
+            if out.is_abandoned {
+                return Awaited::Overdue;
+            }
+            state = Awaited::Pending;
+        }
+        state
+    }
+
+    /// Has the answer of a command wait for the batches of a region's memory.
+    pub(super) fn await_region(&mut self, mr: MrIndex) {
+        let numbers = self.out_of_region(mr);
+        self.parking.awaited.extend(numbers);
+    }
+
+    /// Has the answer of a command wait for the batches of a QP, which is destroyed, fails or is reset.
+    pub(super) fn await_qp(&mut self, qp: QpIndex) {
+        if let Some(parked) = self.qps.parked_mut(qp) {
+            parked.was_reset = true;
+        }
+        let its = self.parking.out.iter().filter(|out| out.qps.contains(&qp));
+        self.parking.awaited.extend(its.map(|out| out.number));
+    }
+
+    /// Forgets what the answer of an earlier command waited for.
+    pub(super) fn await_nothing(&mut self) {
+        self.parking.awaited.clear();
+    }
+
+    /// Drops the wait of a QP that is destroyed.
+    pub(super) fn forget_parked(&mut self, entry: &mut QpEntry) {
+        if let Some(parked) = entry.parked.take() {
+            self.parking.parked -= 1;
+            parked.memory.hold(0, parked.bytes);
+        }
+    }
+
+    /// Returns the batches of a region's memory that are out.
+    fn out_of_region(&self, mr: MrIndex) -> Vec<u64> {
+        if self.parking.out.is_empty() {
+            return Vec::new();
+        }
+        let Some(memory) = self.dma.region(mr).and_then(|region| region.memory.remote_memory()) else {
+            return Vec::new();
+        };
+        let its = self.parking.out.iter().filter(|out| Arc::ptr_eq(&out.memory, memory));
+        its.map(|out| out.number).collect()
+    }
+}
+
+/// Checks, for tests.
+impl Nic {
+    /// Returns how the parked QPs and the lists of those that wait for batches disagree, if they do.
+    pub(super) fn parking_disagrees(&self) -> Option<String> {
+        let parked = self.qps.iter().filter(|(_, entry)| entry.parked.is_some()).count();
+        if parked != self.parking.parked {
+            return Some(format!("{parked} QPs are parked, and {} are counted", self.parking.parked));
+        }
+        let out = self.parking.out.iter().filter(|out| !out.is_abandoned);
+        let listed: Vec<QpIndex> = out.flat_map(|out| out.qps.iter().copied()).collect();
+        self.qps.iter().find_map(|(index, entry)| {
+            let qp = QpIndex(index);
+            let waits = entry.parked.as_ref().map_or(0, |parked| parked.batches);
+            let found = listed.iter().filter(|listed| **listed == qp).count();
+            let is_released = waits > 0 || entry.parked.is_none() || self.parking.released.contains(&qp);
+            (waits != found || !is_released)
+                .then(|| format!("QP {} waits for {waits} batches, and {found} list it", entry.qp.qpn))
+        })
+    }
+}
