@@ -13,14 +13,19 @@ use crate::transport::{Answer, FIRST, MTU, Setup, Stage};
 
 const PAGE: u64 = 65536;
 
+/// The memory of this process, as that of another one.
+pub(crate) fn own_memory() -> Arc<RemoteMemory> {
+    let secret = 77_u64;
+    let fds = RemoteMemory::descriptors().expect("this process's own").into();
+    let remote = RemoteMemory::new(fds, (std::ptr::from_ref(&secret) as u64, secret));
+    Arc::new(remote.expect("this process's own"))
+}
+
 /// A region of two pages in "another process".
 fn far() -> (Stage, Pages, Region) {
     let mut stage = Stage::with(Setup { serves: true, ..Setup::default() });
     let pages = Pages::new(2);
-    let secret = 77_u64;
-    let fds = RemoteMemory::descriptors().expect("this process's own").into();
-    let remote = RemoteMemory::new(fds, (std::ptr::from_ref(&secret) as u64, secret));
-    let remote = Arc::new(remote.expect("this process's own"));
+    let remote = own_memory();
     let memory = HostMemory::remote(&remote, pages.address(), 2 * PAGE as usize, false);
     let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
     let region = stage.register(access, pages.address(), memory).expect("a region");
@@ -29,7 +34,7 @@ fn far() -> (Stage, Pages, Region) {
 
 impl Stage {
     /// Puts a request on the link without running the NIC.
-    fn put_request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
+    pub(crate) fn put_request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
         let psn = Psn::new(psn);
         let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ack_req: true, ..Bth::default() };
         self.send(&bth, &ext, payload);

@@ -32,7 +32,7 @@ impl Stage {
         }
     }
 
-    fn fast(&mut self, memory: &HostMemory, pages: &[u64]) -> Region {
+    pub(crate) fn fast(&mut self, memory: &HostMemory, pages: &[u64]) -> Region {
         let list = PageList::new(pages.len() as u32).expect("memory");
         for (at, page) in pages.iter().enumerate() {
             assert!(list.set(at as u32, page * PAGE as u64));
@@ -168,7 +168,7 @@ fn atomics_on_demand(count: usize) -> (Stage, Pages, Region) {
     (stage, pages, region)
 }
 
-fn registration(region: Region, start: u64, length: u64) -> FastRegistration {
+pub(crate) fn registration(region: Region, start: u64, length: u64) -> FastRegistration {
     FastRegistration { key: RKey(region.key ^ 1), start, length, page_shift: 12, access: Access::READ_WRITE }
 }
 
