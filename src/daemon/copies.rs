@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::client::Client;
 use super::processor_share::{ProcessorShare, thread_time};
 use super::registry::Registry;
-use roxie_base::threads::{lock, spawn_unsignalled};
+use roxie_base::threads::{ask_for_short_turns, lock, spawn_unsignalled};
 use roxie_nic::shared::remote_memory::{CopyJobs, RemoteMemory};
 
 /// Processor time that a batch may take without a pause ...
@@ -55,6 +55,8 @@ impl Client {
 
 /// Runs until the end of the client.
 fn run(jobs: &CopyJobs, memory: &RemoteMemory, share: &ProcessorShare) {
+    // As the worker's thread: a batch does not wait until a spinning program has used up its time slice.
+    let _ = ask_for_short_turns();
     while let Some(job) = jobs.next() {
         let (began, free) = (thread_time(), FREE + FREE_OF_COPY * job.copies());
         job.run();

@@ -13,9 +13,11 @@
 //! resumes the QPs         <---------
 //! ```
 //!
+//! A half waits for a few microseconds for its batches, as long as those of the client come back that soon. Its QPs are then not parked.
 //! Memory without such a thread is copied in the pass.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -35,6 +37,10 @@ pub(super) struct Copying {
     returned: Receiver<Batch>,
     /// Answers that wait for batches.
     withheld: Vec<Withheld>,
+    /// How long a half waits for its batches; zero in virtual time.
+    pub(super) patience: Duration,
+    /// Number of halves that do not wait, because another program took the processor meanwhile.
+    skipped: u32,
 }
 
 /// The answer to a command, and the batches that it waits for.
@@ -79,7 +85,7 @@ impl Drop for Job {
 impl Default for Copying {
     fn default() -> Copying {
         let (returns, returned) = unbounded();
-        Copying { returns, returned, withheld: Vec::new() }
+        Copying { returns, returned, withheld: Vec::new(), patience: Duration::ZERO, skipped: 0 }
     }
 }
 
@@ -107,6 +113,7 @@ impl Copying {
 impl Worker {
     /// Makes the copies that a half has listed, or hands them to the threads of their clients.
     pub(super) fn copy(&mut self, now: Nanos) {
+        let mut waits = false;
         while let Some(mut batch) = self.nic.next_copies() {
             if !batch.needs_thread() {
                 batch.run();
@@ -115,10 +122,35 @@ impl Worker {
             }
             self.nic.hand_over(now, &mut batch);
             let memory = Arc::clone(batch.memory());
+            waits |= memory.is_prompt();
             let (returns, worker) = (self.copying.returns.clone(), self.doorbells().clone());
             memory.hand_over(Box::new(Job { batch: Some(batch), returns, worker }));
         }
+        if waits && !self.copying.patience.is_zero() {
+            match self.copying.skipped.checked_sub(1) {
+                Some(fewer) => self.copying.skipped = fewer,
+                None => self.wait_briefly(now),
+            }
+        }
         self.nic.park_withdrawn();
+    }
+
+    /// Waits a little for the batches of this half, so that it need not park their QPs: a prompt copy takes less than that. Another program
+    /// that takes the processor meanwhile ends such waits for a while.
+    fn wait_briefly(&mut self, now: Nanos) {
+        let began = Instant::now();
+        while self.nic.half_waits() {
+            match self.copying.returned.try_recv() {
+                Ok(batch) => self.nic.copied(now, batch),
+                Err(_) if began.elapsed() >= self.copying.patience => break,
+                // The copying thread may need this processor.
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        self.nic.note_late_copies();
+        if began.elapsed() > Nanos(WaitPolicy::YIELD_LOST_NS).as_duration() {
+            self.copying.skipped = WaitPolicy::SKIPPED_COPY_WAITS;
+        }
     }
 
     /// Takes back batches that were made, and has the QPs continue that waited for them. Returns how many.
@@ -130,6 +162,11 @@ impl Worker {
             self.nic.copied(now, batch);
         }
         self.nic.abandon_overdue(now, Nanos(WaitPolicy::COPY_DEADLINE_NS));
+        self.resume_released(now)
+    }
+
+    /// Has the QPs continue whose batches are back. Returns how many.
+    pub(super) fn resume_released(&mut self, now: Nanos) -> usize {
         let mut resumed = 0;
         while let Some(qp) = self.nic.next_released()
             && self.send_kept(now, qp)

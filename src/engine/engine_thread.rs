@@ -64,6 +64,7 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
 
 /// Loop of a thread that owns its worker. `shares`: the thread is not pinned to a core of its own.
 fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dead> {
+    shared.lock_in_turn()?.copying.patience = Nanos(WaitPolicy::COPY_WAIT_NS).as_duration();
     let mut busy_at = shared.clock.now();
     let mut last_pass = None;
     let (mut lost_yields, mut yielded_at) = (LostYields::default(), None);

@@ -168,6 +168,12 @@ impl Worker {
         self.nic.fire_timers(now);
         self.copy(now); //                               bytes for clients: handed to their threads
         self.nic.end_writes(now);
+        if self.nic.has_released() {
+            // Batches came back within the half. What their QPs set aside may list others.
+            self.resume_released(now);
+            self.copy(now);
+            self.nic.end_writes(now);
+        }
         self.nic.update_changed(now); //                 timers set, QPs made ready
         let completions = self.nic.publish(now); //      completions, after their bytes
         self.raise_events();

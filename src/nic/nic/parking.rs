@@ -125,7 +125,10 @@ impl Nic {
             (_, Outcome::Atomic(resource, before)) => self.qps.atomic_done(qp, resource, before),
         });
         self.counters.memory_faults += failed;
-        let Some(out) = out else { return self.dma.remote.take_back(batch) };
+        let Some(out) = out else {
+            self.dma.remote.take_back(batch);
+            return;
+        };
         out.memory.hold(0, out.bytes);
         // The thread begins the next batch now.
         if let Some(next) = self.parking.out.iter_mut().find(|next| Arc::ptr_eq(&next.memory, &out.memory)) {
@@ -134,7 +137,24 @@ impl Nic {
         if !is_late {
             self.end_wait(&out.qps, Some(&batch), out.number);
         }
-        self.dma.remote.reuse(batch);
+        // The half that listed the copies may not have ended.
+        if let Some(batch) = self.dma.remote.put_back(batch) {
+            self.dma.remote.reuse(batch);
+        }
+    }
+
+    /// True if batches of the half that has not ended are out.
+    pub fn half_waits(&self) -> bool {
+        self.dma.remote.numbers().any(|number| self.parking.out.iter().any(|out| out.number == number))
+    }
+
+    /// The batches of this half were not back in time for its end: their processes are waited for less often.
+    pub fn note_late_copies(&self) {
+        for number in self.dma.remote.numbers() {
+            if let Some(out) = self.parking.out.iter().find(|out| out.number == number) {
+                out.memory.note_late();
+            }
+        }
     }
 
     /// Completes the wait of these QPs for one batch. `None`: the batch does not come back.

@@ -342,6 +342,21 @@ impl RemoteCopies {
         self.batches[slot] = Some(batch);
     }
 
+    /// Takes back a batch that a thread has made before the half ended. Otherwise returns it.
+    pub(super) fn put_back(&mut self, batch: Batch) -> Option<Batch> {
+        let slot = batch.slot;
+        if self.numbers.get(slot) != Some(&batch.number) {
+            return Some(batch);
+        }
+        self.batches[slot] = Some(batch);
+        None
+    }
+
+    /// Returns the numbers of the batches that this half has handed to threads.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.numbers.iter().copied().filter(|number| *number > 0)
+    }
+
     /// A write for this QP could not be made.
     pub(super) fn lose(&mut self, qp: Option<QpIndex>) {
         self.lost.extend(qp);

@@ -155,6 +155,18 @@ fn late_payload_is_sent_in_order() {
 }
 
 #[test]
+fn missing_payload_fails_its_request_late() {
+    let (mut stage, client) = late();
+    let wr = SendWr { wr_id: 3, opcode: WrOpcode::Send, ..SendWr::default() };
+    stage.post_list(&wr, &[client.sge(0, 4)]);
+    assert!(stage.packets().is_empty());
+    client.pages.take_away(0);
+    client.copy();
+    assert!(stage.packets().is_empty());
+    assert_eq!((stage.statuses(), stage.state()), (vec![(3, WcStatus::LocProt)], QpState::Err));
+}
+
+#[test]
 fn ack_set_aside_prevents_timeout() {
     let (mut stage, client) = late();
     stage.post(WrOpcode::Send, 4);

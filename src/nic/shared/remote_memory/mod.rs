@@ -30,6 +30,9 @@ pub use jobs::{CopyJob, CopyJobs, CopySender};
 
 mod jobs;
 
+/// Number of batches that the worker does not wait for after one that was late.
+const SKIPPED: usize = 16;
+
 /// The reason why a process's memory cannot be accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
@@ -63,6 +66,8 @@ pub struct RemoteMemory {
     paused: AtomicBool,
     /// Bytes that wait in the NIC for copies.
     held: AtomicUsize,
+    /// Number of batches that the worker does not wait for, because one was late.
+    skipped: AtomicUsize,
 }
 
 impl RemoteMemory {
@@ -75,6 +80,7 @@ impl RemoteMemory {
             copier: OnceLock::new(),
             paused: AtomicBool::new(false),
             held: AtomicUsize::new(0),
+            skipped: AtomicUsize::new(0),
         }
     }
 
@@ -165,6 +171,19 @@ impl RemoteMemory {
         if let Some(copier) = self.copier.get() {
             copier.end();
         }
+    }
+
+    /// True if copies were made promptly lately, so that the worker may wait a little for those of the batch that it hands over. The worker
+    /// asks once for each batch.
+    pub fn is_prompt(&self) -> bool {
+        let skipped = self.skipped.load(Relaxed);
+        self.skipped.store(skipped.saturating_sub(1), Relaxed);
+        skipped == 0
+    }
+
+    /// A batch was not back in time: the worker does not wait for the next ones.
+    pub fn note_late(&self) {
+        self.skipped.store(SKIPPED, Relaxed);
     }
 
     /// Sets whether the copying thread pauses. The time of a pause does not count as time of a copy.
