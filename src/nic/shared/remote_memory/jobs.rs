@@ -39,10 +39,7 @@ impl CopyJobs {
 
     /// Takes the next batch, if there is one.
     pub fn try_next(&self) -> Option<Box<dyn CopyJob>> {
-        match self.0.try_recv() {
-            Ok(job) => job,
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.0.try_recv().unwrap_or_default()
     }
 }
 
