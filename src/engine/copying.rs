@@ -165,7 +165,7 @@ impl Worker {
         self.resume_released(now)
     }
 
-    /// Has the QPs continue whose batches are back. Returns how many.
+    /// Has the QPs continue that wait for no batch any more. Returns how many.
     pub(super) fn resume_released(&mut self, now: Nanos) -> usize {
         let mut resumed = 0;
         while let Some(qp) = self.nic.next_released()
@@ -180,7 +180,7 @@ impl Worker {
         resumed
     }
 
-    /// Sends the frames whose payload is here. The others leave their slots, and wait in the NIC. Slots are arranged afterwards: a frame that
+    /// Sends the frames with complete payload. Other frames leave their slots, and wait in the NIC. Slots are arranged afterwards: a frame that
     /// waits must be as it was written.
     pub(super) fn gather_what_is_here(&mut self, now: Nanos) {
         std::mem::swap(&mut self.slots, &mut self.spare_slots);
@@ -236,7 +236,7 @@ impl Worker {
         }
     }
 
-    /// Answers commands whose batches are back, or do not come back in time. Returns how many.
+    /// Answers commands that wait for no batch any more, or for one that does not come back in time. Returns how many.
     pub(super) fn answer_withheld(&mut self) -> usize {
         let (nic, withheld) = (&self.nic, &mut self.copying.withheld);
         let before = withheld.len();

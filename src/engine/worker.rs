@@ -169,7 +169,7 @@ impl Worker {
         self.copy(now); //                               bytes for clients: handed to their threads
         self.nic.end_writes(now);
         if self.nic.has_released() {
-            // Batches came back within the half. What their QPs set aside may list others.
+            // Batches came back within the half. Packets that their QPs have set aside may list others.
             self.resume_released(now);
             self.copy(now);
             self.nic.end_writes(now);

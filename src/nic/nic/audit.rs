@@ -19,15 +19,16 @@ impl Nic {
     /// [`update_changed`](Self::update_changed).
     #[doc(hidden)]
     pub fn inconsistency(&self) -> Option<String> {
-        self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| self.parking_disagrees()).or_else(
-            || {
+        self.uses_disagree()
+            .or_else(|| self.queues_disagree())
+            .or_else(|| self.parking.disagrees(&self.qps))
+            .or_else(|| {
                 self.qps.iter().find_map(|(index, entry)| {
                     let wrong =
                         self.scheduler.disagrees(&entry.schedule).or_else(|| self.is_forgotten(entry))?;
                     Some(format!("QP {} at {index} in {:?}: {wrong}", entry.qp.qpn, entry.qp.state()))
                 })
-            },
-        )
+            })
     }
 
     /// Compares user counts of domains, queues and tables with their users.

@@ -19,7 +19,7 @@ impl Nic {
     /// Why the command failed. A failed command changes nothing.
     pub fn execute(&mut self, now: Nanos, mut command: Command) -> Result<Answer, ControlError> {
         self.spare = if let Command::CreatePrepared(_, queue) = &mut command { queue.take() } else { None };
-        self.await_nothing();
+        self.parking.await_nothing();
         self.check_names(&command)?;
         match command {
             Command::AllocPd => self.pds.open().map(Answer::Pd),

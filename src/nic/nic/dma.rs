@@ -291,9 +291,9 @@ impl Nic {
     /// Keeps a frame that waits for its payload, or for the frames of its QP before it.
     fn waits_for_payload(&mut self, qp: QpIndex, frame: &FrameMut<'_>, whole: bool) -> bool {
         let pieces = std::mem::take(&mut self.dma.pieces);
-        let waits = whole && (!pieces.is_empty() || self.is_parked(qp));
+        let waits = whole && (!pieces.is_empty() || self.qps.parked_mut(qp).is_some());
         if waits {
-            self.keep_frame(qp, frame.as_frame().to_vec(), pieces);
+            self.parking.keep_frame(&mut self.qps, qp, frame.as_frame().to_vec(), pieces);
         }
         waits
     }

@@ -57,14 +57,14 @@ impl Nic {
             }
         };
         self.pds.use_pd(now.pd, -1)?;
-        self.await_region(mr);
+        self.parking.await_region(self.dma.region(mr));
         self.dma.add(mr, Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
     pub(super) fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
         self.memory.deregister(mr).map_err(|refusal| control_error(refusal, ObjectKind::MemoryRegion))?;
-        self.await_region(mr);
+        self.parking.await_region(self.dma.region(mr));
         if let Some(region) = self.dma.remove(mr) {
             self.pds.use_pd(region.pd, -1)?;
         }
@@ -112,7 +112,7 @@ impl Nic {
         let region = self.memory.region_of_window(window);
         let pd = self.memory.free_window(window).ok_or(ControlError::NotFound(ObjectKind::MemoryWindow))?;
         if let Some(region) = region {
-            self.await_region(region);
+            self.parking.await_region(self.dma.region(region));
         }
         self.pds.use_pd(pd, -1)?;
         Ok(Answer::Done)

@@ -178,7 +178,7 @@ struct QpEntry {
     refused_ip_id: u16,
     /// The state of a QP that waits for copies.
     parked: Option<Box<parked::Parked>>,
-    /// The process whose copies the QP has waited for last.
+    /// The process of the copies that the QP has waited for last.
     client: Option<Arc<RemoteMemory>>,
     log: log::QpLog,
 }
@@ -358,7 +358,7 @@ impl Nic {
     fn fire(&mut self, now: Nanos, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         entry.schedule.timer_expired();
-        // What the timer waits for may have been set aside.
+        // The packet that the timer waits for may have been set aside.
         if entry.parked.is_some() {
             return;
         }
@@ -429,13 +429,13 @@ impl Nic {
         if self.srqs.has_reports() {
             self.report_srqs(now);
         }
-        self.hold_completions();
+        self.parking.hold_completions(&mut self.qps, &self.gsis, &mut self.out.completions);
         while !self.out.completions.is_empty() {
             completions += self.out.completions.len();
             //= IBTA 9.5: completion-follows-its-bytes
             //= IBTA 10.8: completion-means-memory-is-free
             self.push_completions(now);
-            self.hold_completions();
+            self.parking.hold_completions(&mut self.qps, &self.gsis, &mut self.out.completions);
         }
         for event in self.out.events.drain(..) {
             if self.events.len() < MAX_EVENTS {

@@ -119,7 +119,7 @@ impl NumberedTable<QpEntry> {
         let is_its = |qp: &QpIndex| {
             self.get(qp.0).is_some_and(|entry| entry.qp.send_cq == cq || entry.qp.recv_cq == cq)
         };
-        // All QP1s have one number.
+        // QP1s have one number.
         let qp = match wc.qpn {
             Qpn::GSI => gsis.all().find(is_its)?,
             qpn => QpIndex(self.name_of(qpn.value())?),

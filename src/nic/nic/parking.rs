@@ -21,11 +21,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::gsi::Gsis;
+use super::host_side::Registered;
 use super::parked::{KeptFrame, Parked, Piece, SetAside};
 use super::remote_copies::{Batch, Outcome};
+use super::table::NumberedTable;
 use super::{Nic, QpEntry, RxFrame};
 use crate::shared::remote_memory::RemoteMemory;
-use crate::verbs::{MrIndex, QpIndex, WcStatus};
+use crate::verbs::{CqIndex, MrIndex, QpIndex, Wc, WcStatus};
 use roxie_base::time::Nanos;
 
 /// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10 Gb/s. A QP that has
@@ -53,7 +56,7 @@ struct OutBatch {
 pub(super) struct Parking {
     out: Vec<OutBatch>,
     last_number: u64,
-    /// QPs whose batches are all back.
+    /// QPs that wait for no batch any more.
     released: VecDeque<QpIndex>,
     /// Number of parked QPs.
     parked: usize,
@@ -61,14 +64,14 @@ pub(super) struct Parking {
     awaited: Vec<u64>,
 }
 
-/// What became of batches that an answer waits for.
+/// State of the batches that an answer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// Some are not back.
+    /// At least one is not back.
     Pending,
-    /// All are back.
+    /// Every batch is back.
     Back,
-    /// One does not come back, and may still touch memory.
+    /// A batch does not come back, and may still touch memory.
     Overdue,
 }
 
@@ -87,23 +90,7 @@ impl Nic {
         let (handed, is_abandoned) = (now, false);
         parking.out.push(OutBatch { number, memory, handed, since, bytes, qps: Vec::new(), is_abandoned });
         let last = parking.out.len() - 1;
-        qps.into_iter().for_each(|qp| self.park(qp, last));
-    }
-
-    /// Has a QP wait for a batch that is out.
-    fn park(&mut self, qp: QpIndex, out: usize) {
-        let (Some(entry), Some(batch)) = (self.qps.get_mut(qp.0), self.parking.out.get_mut(out)) else {
-            return;
-        };
-        batch.qps.push(qp);
-        entry.client = Some(Arc::clone(&batch.memory));
-        if let Some(parked) = &mut entry.parked {
-            parked.batches += 1;
-            return;
-        }
-        self.parking.parked += 1;
-        entry.qp.set_parked(true);
-        entry.parked = Some(Box::new(Parked::new(batch.handed, &batch.memory)));
+        qps.into_iter().for_each(|qp| parking.park(&mut self.qps, qp, last));
     }
 
     /// Takes back a batch that was made: in the pass, or by a thread.
@@ -205,52 +192,67 @@ impl Nic {
         self.parking.out.iter().filter(|out| !out.is_abandoned).map(|out| out.since).min()
     }
 
-    /// True if QPs whose batches are back have not continued.
+    /// True if QPs that wait for no batch any more have not continued.
     pub fn has_released(&self) -> bool {
         !self.parking.released.is_empty()
     }
 
-    /// True if batches are out, or QPs whose batches are back have not continued.
+    /// True if batches are out, or QPs that wait for no batch any more have not continued.
     #[inline]
     pub fn awaits_copies(&self) -> bool {
         !self.parking.out.is_empty() || !self.parking.released.is_empty()
     }
 }
 
-/// What a parked QP does not do.
-impl Nic {
-    /// True if the QP waits for copies.
-    pub(super) fn is_parked(&self, qp: QpIndex) -> bool {
-        self.qps.get(qp.0).is_some_and(|entry| entry.parked.is_some())
+/// Limits of a parked QP.
+impl Parking {
+    /// Has a QP wait for a batch that is out.
+    fn park(&mut self, qps: &mut NumberedTable<QpEntry>, qp: QpIndex, out: usize) {
+        let (Some(entry), Some(batch)) = (qps.get_mut(qp.0), self.out.get_mut(out)) else {
+            return;
+        };
+        batch.qps.push(qp);
+        entry.client = Some(Arc::clone(&batch.memory));
+        if let Some(parked) = &mut entry.parked {
+            parked.batches += 1;
+            return;
+        }
+        self.parked += 1;
+        entry.qp.set_parked(true);
+        entry.parked = Some(Box::new(Parked::new(batch.handed, &batch.memory)));
     }
 
     /// True if the QP has to wait for copies: its own, or others of its process of which too many bytes are out.
-    pub(super) fn has_to_wait(&mut self, qp: QpIndex) -> bool {
-        let Some(entry) = self.qps.get(qp.0) else { return false };
+    pub(super) fn has_to_wait(&mut self, qps: &mut NumberedTable<QpEntry>, qp: QpIndex) -> bool {
+        let Some(entry) = qps.get(qp.0) else { return false };
         if entry.parked.is_some() {
             return true;
         }
         let Some(memory) = entry.client.as_ref().filter(|memory| memory.held() > MAX_HELD) else {
             return false;
         };
-        let out = &self.parking.out;
+        let out = &self.out;
         let Some(last) = out.iter().rposition(|out| Arc::ptr_eq(&out.memory, memory) && !out.is_abandoned)
         else {
             return false;
         };
-        self.park(qp, last);
+        self.park(qps, qp, last);
         true
     }
 
     /// Sets a received frame aside if its QP has to wait. `Some(false)`: there was no room, and the frame is dropped.
-    pub(super) fn set_aside(&mut self, qp: QpIndex, received: &RxFrame<'_>) -> Option<bool> {
-        if !self.has_to_wait(qp) {
+    pub(super) fn set_aside(
+        &mut self,
+        qps: &mut NumberedTable<QpEntry>,
+        qp: QpIndex,
+        received: &RxFrame<'_>,
+    ) -> Option<bool> {
+        if !self.has_to_wait(qps, qp) {
             return None;
         }
-        let parked = self.qps.parked_mut(qp)?;
+        let parked = qps.parked_mut(qp)?;
         let length = received.frame.len();
         if parked.bytes + length > MAX_HELD_OF_QP || parked.memory.held() + length > MAX_HELD {
-            self.counters.rx_dropped_awaiting_copies += 1;
             return Some(false);
         }
         parked.hold(length);
@@ -259,24 +261,34 @@ impl Nic {
     }
 
     /// Keeps a frame of a QP until the batches of its payload are back.
-    pub(super) fn keep_frame(&mut self, qp: QpIndex, bytes: Vec<u8>, pieces: Vec<Piece>) {
+    pub(super) fn keep_frame(
+        &mut self,
+        qps: &mut NumberedTable<QpEntry>,
+        qp: QpIndex,
+        bytes: Vec<u8>,
+        pieces: Vec<Piece>,
+    ) {
         for piece in &pieces {
-            if let Some(out) = self.parking.out.iter().position(|out| out.number == piece.number) {
-                self.park(qp, out);
+            if let Some(out) = self.out.iter().position(|out| out.number == piece.number) {
+                self.park(qps, qp, out);
             }
         }
-        let Some(parked) = self.qps.parked_mut(qp) else { return };
+        let Some(parked) = qps.parked_mut(qp) else { return };
         parked.hold(bytes.len());
         parked.frames.push_back(KeptFrame { bytes, is_missing: false, pieces });
     }
 
     /// Takes the completions of parked QPs out of those to publish.
-    pub(super) fn hold_completions(&mut self) {
-        if self.parking.parked == 0 {
+    pub(super) fn hold_completions(
+        &self,
+        qps: &mut NumberedTable<QpEntry>,
+        gsis: &Gsis,
+        completions: &mut Vec<(CqIndex, Wc)>,
+    ) {
+        if self.parked == 0 {
             return;
         }
-        let (qps, gsis) = (&mut self.qps, &self.gsis);
-        self.out.completions.retain(|(cq, wc)| match qps.completing(gsis, *cq, wc) {
+        completions.retain(|(cq, wc)| match qps.completing(gsis, *cq, wc) {
             Some(parked) => {
                 parked.completions.push((*cq, *wc));
                 false
@@ -284,20 +296,22 @@ impl Nic {
             None => true,
         });
     }
+}
 
-    /// Parks QPs whose work has withdrawn access to memory of which batches are out.
+impl Nic {
+    /// Parks QPs that have withdrawn access to memory of which batches are out.
     pub fn park_withdrawn(&mut self) {
         while let Some((qp, mr)) = self.out.withdrawn.pop() {
             for number in self.out_of_region(mr) {
                 if let Some(out) = self.parking.out.iter().position(|out| out.number == number) {
-                    self.park(qp, out);
+                    self.parking.park(&mut self.qps, qp, out);
                 }
             }
         }
     }
 }
 
-/// QPs whose batches are back.
+/// QPs that wait for no batch any more.
 impl Nic {
     /// Returns a QP that waits for no batch any more. Caller sends its frames and then [unparks](Self::unpark) it.
     pub fn next_released(&mut self) -> Option<QpIndex> {
@@ -375,34 +389,6 @@ impl Nic {
         state
     }
 
-    /// Has the answer of a command wait for the batches of a region's memory.
-    pub(super) fn await_region(&mut self, mr: MrIndex) {
-        let numbers = self.out_of_region(mr);
-        self.parking.awaited.extend(numbers);
-    }
-
-    /// Has the answer of a command wait for the batches of a QP, which is destroyed, fails or is reset.
-    pub(super) fn await_qp(&mut self, qp: QpIndex) {
-        if let Some(parked) = self.qps.parked_mut(qp) {
-            parked.was_reset = true;
-        }
-        let its = self.parking.out.iter().filter(|out| out.qps.contains(&qp));
-        self.parking.awaited.extend(its.map(|out| out.number));
-    }
-
-    /// Forgets what the answer of an earlier command waited for.
-    pub(super) fn await_nothing(&mut self) {
-        self.parking.awaited.clear();
-    }
-
-    /// Drops the wait of a QP that is destroyed.
-    pub(super) fn forget_parked(&mut self, entry: &mut QpEntry) {
-        if let Some(parked) = entry.parked.take() {
-            self.parking.parked -= 1;
-            parked.memory.hold(0, parked.bytes);
-        }
-    }
-
     /// Returns the batches of a region's memory that are out.
     fn out_of_region(&self, mr: MrIndex) -> Vec<u64> {
         if self.parking.out.is_empty() {
@@ -416,21 +402,50 @@ impl Nic {
     }
 }
 
-/// Checks, for tests.
-impl Nic {
-    /// Returns how the parked QPs and the lists of those that wait for batches disagree, if they do.
-    pub(super) fn parking_disagrees(&self) -> Option<String> {
-        let parked = self.qps.iter().filter(|(_, entry)| entry.parked.is_some()).count();
-        if parked != self.parking.parked {
-            return Some(format!("{parked} QPs are parked, and {} are counted", self.parking.parked));
+/// Answers, and QPs that are destroyed.
+impl Parking {
+    /// Has the answer of a command wait for the batches of a region's memory.
+    pub(super) fn await_region(&mut self, region: Option<&Registered>) {
+        let Some(memory) = region.and_then(|region| region.memory.remote_memory()) else { return };
+        let its = self.out.iter().filter(|out| Arc::ptr_eq(&out.memory, memory));
+        self.awaited.extend(its.map(|out| out.number));
+    }
+
+    /// Has the answer of a command wait for the batches of a QP, which is destroyed, fails or is reset.
+    pub(super) fn await_qp(&mut self, qps: &mut NumberedTable<QpEntry>, qp: QpIndex) {
+        if let Some(parked) = qps.parked_mut(qp) {
+            parked.was_reset = true;
         }
-        let out = self.parking.out.iter().filter(|out| !out.is_abandoned);
+        let its = self.out.iter().filter(|out| out.qps.contains(&qp));
+        self.awaited.extend(its.map(|out| out.number));
+    }
+
+    /// Forgets what the answer of an earlier command waited for.
+    pub(super) fn await_nothing(&mut self) {
+        self.awaited.clear();
+    }
+
+    /// Drops the wait of a QP that is destroyed.
+    pub(super) fn forget(&mut self, entry: &mut QpEntry) {
+        if let Some(parked) = entry.parked.take() {
+            self.parked -= 1;
+            parked.memory.hold(0, parked.bytes);
+        }
+    }
+
+    /// For tests: returns how the parked QPs and the lists of QPs that wait for batches disagree, if they do.
+    pub(super) fn disagrees(&self, qps: &NumberedTable<QpEntry>) -> Option<String> {
+        let parked = qps.iter().filter(|(_, entry)| entry.parked.is_some()).count();
+        if parked != self.parked {
+            return Some(format!("{parked} QPs are parked, and {} are counted", self.parked));
+        }
+        let out = self.out.iter().filter(|out| !out.is_abandoned);
         let listed: Vec<QpIndex> = out.flat_map(|out| out.qps.iter().copied()).collect();
-        self.qps.iter().find_map(|(index, entry)| {
+        qps.iter().find_map(|(index, entry)| {
             let qp = QpIndex(index);
             let waits = entry.parked.as_ref().map_or(0, |parked| parked.batches);
             let found = listed.iter().filter(|listed| **listed == qp).count();
-            let is_released = waits > 0 || entry.parked.is_none() || self.parking.released.contains(&qp);
+            let is_released = waits > 0 || entry.parked.is_none() || self.released.contains(&qp);
             (waits != found || !is_released)
                 .then(|| format!("QP {} waits for {waits} batches, and {found} list it", entry.qp.qpn))
         })

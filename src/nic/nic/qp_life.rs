@@ -229,7 +229,7 @@ impl Nic {
             entry.flushing = false;
         }
         if is_parked && matches!(next, QpState::Reset | QpState::Err) {
-            self.await_qp(index);
+            self.parking.await_qp(&mut self.qps, index);
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return Ok(Answer::Done) };
         // A reset QP has lost its shared rate.
@@ -255,11 +255,11 @@ impl Nic {
         if users > 0 {
             return Err(ControlError::Busy { object: ObjectKind::QueuePair, users });
         }
-        self.await_qp(index);
+        self.parking.await_qp(&mut self.qps, index);
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
         let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
         self.expected_frames -= entry.expected_frames(self.config.limits.window);
-        self.forget_parked(&mut entry);
+        self.parking.forget(&mut entry);
         self.spare = Some(entry.qp.take_send_queue());
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {

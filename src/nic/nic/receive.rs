@@ -238,8 +238,9 @@ impl Nic {
         received: &RxFrame<'_>,
     ) -> Option<Verdict> {
         if self.config.serves
-            && let Some(kept) = self.set_aside(QpIndex(index), received)
+            && let Some(kept) = self.parking.set_aside(&mut self.qps, QpIndex(index), received)
         {
+            self.counters.rx_dropped_awaiting_copies += u64::from(!kept);
             return Some(Verdict::AwaitsCopies { kept });
         }
         let before = (self.out.dma_in.len(), self.out.completions.len());

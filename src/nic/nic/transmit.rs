@@ -41,7 +41,7 @@ impl Nic {
             return Some(index);
         }
         let index = self.scheduler.next()?;
-        if self.config.serves && self.has_to_wait(index) {
+        if self.config.serves && self.parking.has_to_wait(&mut self.qps, index) {
             return self.skip_parked(index);
         }
         Some(index)
@@ -52,7 +52,7 @@ impl Nic {
     fn skip_parked(&mut self, index: QpIndex) -> Option<QpIndex> {
         let mut next = Some(index);
         while let Some(index) = next
-            && self.has_to_wait(index)
+            && self.parking.has_to_wait(&mut self.qps, index)
         {
             if let Some(entry) = self.qps.get_mut(index.0) {
                 self.scheduler.end_turn(&mut entry.schedule, false);

@@ -11,6 +11,11 @@ use crate::verbs::Access;
 use roxie_wire::{Operation, Packet, Psn};
 
 impl Qp {
+    /// Stores the original value of an atomic that the DMA stage has executed for the peer.
+    pub fn atomic_done(&mut self, resource: u8, before: u64) {
+        self.responder.atomic_done(resource, before);
+    }
+
     /// Acknowledges a SEND or WRITE again, executes a READ again, and answers an atomic with its stored result (IBTA
     /// 9.7.5.1.2).
     pub(super) fn handle_duplicate(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {

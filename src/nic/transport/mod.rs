@@ -161,7 +161,7 @@ pub struct Output {
     pub arrived: Nanos,
     /// Number of local work requests executed since [`Nic::take_local_work`](crate::nic::Nic::take_local_work).
     pub local_work: u32,
-    /// QPs whose work has withdrawn access to a region, or to a window of it. Batches of copies that are out may still use it.
+    /// QPs that have withdrawn access to a region, or to a window of it. Batches of copies that are out may still use the region.
     pub withdrawn: Vec<(QpIndex, MrIndex)>,
     /// Point to return to if the bytes of the current response cannot be stored.
     pub(crate) result: Option<memory_fault::ResultPoint>,

@@ -80,7 +80,6 @@ pub struct Qp {
     established: bool,
     /// True for an RC QP in whose sequence nothing is missing, and that is not parked: the fast path may take its packets.
     fast: bool,
-    /// The QP waits for copies: its packets are set aside.
     pub(super) parked: bool,
     drain_requested: bool,
     pub(super) turns: Turns,
@@ -212,12 +211,6 @@ impl Qp {
         self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
         self.requester.set_selective(self.attributes.selective_repeat);
         self.responder.set_selective(self.attributes.selective_repeat);
-        self.note_fast_path();
-    }
-
-    /// Sets whether the QP waits for copies. Its packets then take the slow path, which sets them aside.
-    pub fn set_parked(&mut self, parked: bool) {
-        self.parked = parked;
         self.note_fast_path();
     }
 
@@ -496,11 +489,6 @@ impl Qp {
     pub fn inline_payload(&self, plan: &TxPlan) -> Option<&[u8]> {
         let (position, offset) = plan.inline?;
         Some(self.requester.queue.inline(position, offset, plan.payload_len))
-    }
-
-    /// Stores the original value of an atomic that the DMA stage has executed for the peer.
-    pub fn atomic_done(&mut self, resource: u8, before: u64) {
-        self.responder.atomic_done(resource, before);
     }
 
     /// Moves the QP to the error state, and flushes the receive in progress. The NIC calls [`flush`](Self::flush) for all other work

@@ -65,6 +65,7 @@ const LONG: &[(&str, &str)] = &[
     ("src/nic/transport/qp.rs", "what a QP is, and every way into it"),
     ("src/roxie/host/orphan_table.rs", "a handover: how its records are written, read and settled"),
     ("src/nic/transport/responder.rs", "the checks and operations in the order of the specification"),
+    ("src/sim/host.rs", "an application's side of every queue and command"),
     ("src/wire/headers.rs", "one header after the other, each a few lines"),
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
 ];

@@ -5,7 +5,7 @@
 //! in another order, or never.
 
 use std::fmt::Debug;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// A batch of copies on its way to a copying thread.
 pub trait CopyJob: Send + Debug {

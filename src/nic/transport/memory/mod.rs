@@ -361,11 +361,6 @@ impl MemoryTable {
         self.find(key).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
     }
 
-    /// Returns the region that a window is bound to.
-    pub fn region_of_window(&self, window: MwIndex) -> Option<MrIndex> {
-        self.named(window.0).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
-    }
-
     fn index_of(&self, key: u32) -> u16 {
         self.permutation.index_of(key >> 8)
     }

@@ -44,6 +44,11 @@ impl MemoryTable {
         Some(pd)
     }
 
+    /// Returns the region that a window is bound to.
+    pub fn region_of_window(&self, window: MwIndex) -> Option<MrIndex> {
+        self.named(window.0).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
+    }
+
     /// Returns a key for the next bind of a type 1 window. Every call returns a new one.
     ///
     /// # Errors
