@@ -36,6 +36,22 @@ impl Worker {
         }
     }
 
+    /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
+    #[cold]
+    pub(super) fn tell_neighbour(&mut self, now: Nanos) {
+        let Some(ring) = self.port.rx_waiting() else { return };
+        let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
+        let Some(control) = self.nic.neighbour_should(now, ring, longest) else { return };
+        let frame = control.build(mac);
+        // If there is no room, the next pass sends it.
+        let Some(id) = self.port.tx_alloc(frame.len()) else { return };
+        self.port.tx_frame(&id).write(0, &frame);
+        self.port.set_now(now);
+        self.port.tx_commit(id);
+        self.flush(now);
+        self.nic.has_told(now, control);
+    }
+
     /// Captures frames from now on. Returns the recorder if frames are captured already.
     pub(super) fn attach_capture(&mut self, now: Nanos, mut recorder: Live) -> Option<Live> {
         if self.is_captured {
