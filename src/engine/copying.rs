@@ -24,6 +24,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::control::Answered;
 use super::wait_policy::WaitPolicy;
 use super::worker::Worker;
+use roxie_base::frame::Frame;
 use roxie_base::time::Nanos;
 use roxie_nic::nic::{Awaited, Batch, ControlError, Gathered, KeptFrame};
 use roxie_nic::shared::Doorbells;
@@ -172,8 +173,13 @@ impl Worker {
             && self.send_kept(now, qp)
         {
             resumed += 1;
-            for frame in self.nic.unpark(now, qp) {
-                self.nic.receive_again(now, qp, &frame);
+            let (set_aside, fails) = self.nic.unpark(now, qp);
+            if fails {
+                self.nic.fail_qp(now, qp);
+            }
+            for received in &set_aside {
+                self.nic.receive_again(now, qp, received);
+                self.nic.run_dma(|_| Frame::whole(&received.bytes));
             }
         }
         self.seal_slots(now);
@@ -204,7 +210,7 @@ impl Worker {
         while let Some(kept) = self.nic.next_kept(qp) {
             let KeptFrame { bytes, is_missing, .. } = &kept;
             if *is_missing {
-                self.nic.payload_missing(now, qp, &roxie_base::frame::Frame::whole(bytes));
+                self.nic.payload_missing(now, qp, &Frame::whole(bytes));
             } else if bytes.len() > self.port().info().max_frame {
                 self.nic.fail_qp(now, qp);
             } else if let Some(id) = self.port.tx_alloc(bytes.len()) {

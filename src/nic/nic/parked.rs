@@ -53,7 +53,8 @@ pub(super) struct Piece {
 /// A received frame that waits.
 #[derive(Debug)]
 pub struct SetAside {
-    pub(super) bytes: Vec<u8>,
+    /// The frame.
+    pub bytes: Vec<u8>,
     pub(super) arrived: Option<Nanos>,
 }
 

@@ -345,15 +345,17 @@ impl Nic {
         }
     }
 
-    /// Has a QP continue. Returns the received frames that were set aside, for [`receive_again`](Self::receive_again).
-    pub fn unpark(&mut self, now: Nanos, qp: QpIndex) -> VecDeque<SetAside> {
+    /// Has a QP continue. Returns the received frames that were set aside, for [`receive_again`](Self::receive_again), and true if the QP has
+    /// lost a write, and must fail before.
+    pub fn unpark(&mut self, now: Nanos, qp: QpIndex) -> (VecDeque<SetAside>, bool) {
         self.parking.released.pop_front();
-        let Some(entry) = self.qps.get_mut(qp.0) else { return VecDeque::new() };
-        let Some(parked) = entry.parked.take() else { return VecDeque::new() };
+        let Some(entry) = self.qps.get_mut(qp.0) else { return (VecDeque::new(), false) };
+        let Some(parked) = entry.parked.take() else { return (VecDeque::new(), false) };
         self.parking.parked -= 1;
         parked.memory.hold(0, parked.bytes);
         entry.qp.set_parked(false);
         entry.qp.continue_timer(now - parked.since);
+        self.scheduler.mark_changed(&mut entry.schedule);
         for (cq, mut wc) in parked.completions {
             if parked.has_lost && wc.status == WcStatus::Success {
                 wc.status = WcStatus::LocProt;
@@ -362,11 +364,7 @@ impl Nic {
                 self.out.completions.push((cq, wc));
             }
         }
-        if parked.has_lost && !parked.was_reset {
-            self.fail_qp(now, qp);
-        }
-        self.mark_changed(qp);
-        parked.set_aside
+        (parked.set_aside, parked.has_lost && !parked.was_reset)
     }
 }
 

@@ -272,7 +272,8 @@ impl Nic {
         Some(verdict)
     }
 
-    /// Delivers a frame that was set aside while its QP waited for copies. The ICRC was checked when the frame was received.
+    /// Delivers a frame that was set aside while its QP waited for copies. The ICRC was checked when the frame was received. The
+    /// frame's memory operations wait for [`Nic::run_dma`].
     pub fn receive_again(&mut self, now: Nanos, index: QpIndex, SetAside { bytes, arrived }: &SetAside) {
         let frame = Frame::whole(bytes);
         let received = RxFrame { frame, index: 0, ip_id_hidden: false, arrived: *arrived };
@@ -282,7 +283,6 @@ impl Nic {
         } else if let Ok(packet) = wire::parse(&frame) {
             self.deliver(now, index.0, &packet, &received);
         }
-        self.run_dma(|_| frame);
     }
 
     /// Advances a QP with selective repeat over packets that came early and are due.

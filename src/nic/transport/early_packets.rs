@@ -40,12 +40,6 @@ impl Qp {
         self.responder.early.as_ref().is_some_and(|early| !early.is_empty())
     }
 
-    /// Sets whether the QP waits for copies. Its packets then take the slow path, which sets them aside.
-    pub fn set_parked(&mut self, parked: bool) {
-        self.parked = parked;
-        self.note_fast_path();
-    }
-
     /// True for an RC QP to which nothing came early. [`Qp::takes_fast_path`] remembers the answer.
     pub(super) fn may_take_fast_path(&self) -> bool {
         self.qp_type == QpType::Rc

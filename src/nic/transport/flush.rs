@@ -9,6 +9,12 @@ use super::{Ctx, Qp};
 use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 
 impl Qp {
+    /// True if the send queue has room for another work request.
+    #[inline(always)]
+    pub fn has_send_place(&self) -> bool {
+        self.requester.queue.has_room()
+    }
+
     /// True if work requests are left that [`flush`](Self::flush) is to complete.
     #[inline]
     pub fn owes_sends(&self) -> bool {

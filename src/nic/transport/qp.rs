@@ -214,6 +214,12 @@ impl Qp {
         self.note_fast_path();
     }
 
+    /// Sets whether the QP waits for copies. Its packets then take the slow path, which sets them aside.
+    pub fn set_parked(&mut self, parked: bool) {
+        self.parked = parked;
+        self.note_fast_path();
+    }
+
     /// True if the fast path may take received packets.
     pub(super) fn takes_fast_path(&self) -> bool {
         self.fast
@@ -400,12 +406,6 @@ impl Qp {
     /// Takes the memory of the send queue. The QP must not be used afterwards.
     pub fn take_send_queue(&mut self) -> SendQueue {
         std::mem::take(&mut self.requester.queue)
-    }
-
-    /// True if the send queue has room for another work request.
-    #[inline(always)]
-    pub fn has_send_place(&self) -> bool {
-        self.requester.queue.has_room()
     }
 
     /// Appends the work request that `copy` writes. The caller must check [`Qp::has_send_place`] first. In an error
