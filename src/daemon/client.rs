@@ -18,6 +18,7 @@ use roxie::host::HandedOver;
 use roxie::host::inspect::{ClientEntry, PassDurations, Snapshot};
 use roxie::remote::link::{LONGEST_REQUEST, Link};
 use roxie::remote::message::{Refusal, Reply, Request, Response, Welcome};
+use roxie::wire::mad::PRIVILEGED_QKEY;
 use roxie_base::roster::{Denied, PortRequest, Roster};
 use roxie_base::time::monotonic;
 use roxie_base::{text::Foreign, threads::lock};
@@ -124,7 +125,7 @@ impl Client {
 
     /// True if an event concerns an object of the client, or the device as a whole.
     pub(super) fn concerns(&self, event: AsyncEvent) -> bool {
-        is_of(&lock(&self.owned), event)
+        lock(&self.owned).concerns(event)
     }
 
     /// True if the object belongs to the client.
@@ -333,7 +334,7 @@ impl Client {
             if let Some((qp, group)) = left {
                 owned.detached(qp, group);
             }
-            self.events.retain(|event| is_of(&owned, event));
+            self.events.retain(|event| owned.concerns(event));
         }
         if let Answer::Qp(made) = &answer {
             self.set_up(registry, made.index, making.role).inspect_err(|_| {
@@ -347,6 +348,7 @@ impl Client {
 
     /// Gives a new QP what it has together with others.
     fn set_up(&self, registry: &Registry, qp: QpIndex, role: Role) -> Result<(), ControlError> {
+        registry.call(Command::SetClient(qp, Arc::clone(&self.memory)))?;
         if let Some(rate) = &self.rate {
             registry.call(Command::ShareRate(qp, rate.clone()))?;
         }
@@ -357,6 +359,14 @@ impl Client {
     fn may_ask(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
         let refused = |why: &str| Err(ControlError::Refused { errno: libc::EPERM, why: why.to_owned() });
         match command {
+            // As the kernel, which asks for CAP_NET_RAW: datagrams with such a Q_Key reach the QP1 of any host.
+            Command::ModifyQp(qp, attr)
+                if attr.qkey.is_some_and(|qkey| qkey & PRIVILEGED_QKEY != 0)
+                    && registry.standing(self.uid) != Standing::Host
+                    && lock(&self.owned).gsi() != Some(*qp) =>
+            {
+                refused("Q_Keys with the highest bit are for root and for the user whose NIC it is")
+            }
             Command::ModifyQp(_, attr) => {
                 attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(registry, path))
             }
@@ -466,18 +476,6 @@ impl Client {
         let snapshot = Snapshot { nic_slot, counters, passes, ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
         Ok(Response::Snapshot(text))
-    }
-}
-
-/// True if an event concerns an object in the books, or the device as a whole.
-fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
-    match event {
-        AsyncEvent::Qp(qp, _) => owned.has(Object::Qp(qp)),
-        AsyncEvent::Cq(cq, _) => owned.has(Object::Cq(cq)),
-        AsyncEvent::Srq(srq, _) => owned.has(Object::Srq(srq)),
-        AsyncEvent::Device(_) => true,
-        // Each client follows the port by itself.
-        AsyncEvent::Port(_) => false,
     }
 }
 

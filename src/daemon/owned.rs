@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use super::account::Charge;
 use roxie_nic::nic::{Command, ControlError, MemoryCommand, Object, ObjectKind, PlantedBug};
-use roxie_nic::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
+use roxie_nic::verbs::{AsyncEvent, Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 
 /// The objects of a client.
 #[derive(Debug, Default)]
@@ -84,6 +84,18 @@ impl Owned {
     pub(super) fn check(&self, object: Object) -> Result<(), ControlError> {
         let is_planted = matches!(object, Object::Qp(_)) && PlantedBug::NamesOthersQps.is();
         if self.has(object) || is_planted { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
+    }
+
+    /// True if an event concerns an object in the books, or the device as a whole.
+    pub(super) fn concerns(&self, event: AsyncEvent) -> bool {
+        match event {
+            AsyncEvent::Qp(qp, _) => self.has(Object::Qp(qp)),
+            AsyncEvent::Cq(cq, _) => self.has(Object::Cq(cq)),
+            AsyncEvent::Srq(srq, _) => self.has(Object::Srq(srq)),
+            AsyncEvent::Device(_) => true,
+            // Each client follows the port by itself.
+            AsyncEvent::Port(_) => false,
+        }
     }
 
     /// Its QP1.

@@ -169,13 +169,17 @@ impl Worker {
     /// Has the QPs continue that wait for no batch any more. Returns how many.
     pub(super) fn resume_released(&mut self, now: Nanos) -> usize {
         let mut resumed = 0;
-        while let Some(qp) = self.nic.next_released()
-            && self.send_kept(now, qp)
-        {
+        // A QP whose frames find no room holds up no other.
+        for _ in 0..self.nic.released() {
+            let Some(qp) = self.nic.next_released() else { break };
+            if !self.send_kept(now, qp) {
+                self.nic.release_later();
+                continue;
+            }
             resumed += 1;
             let (set_aside, fails) = self.nic.unpark(now, qp);
             if fails {
-                self.nic.fail_qp(now, qp);
+                self.nic.lose_qp(now, qp);
             }
             for received in &set_aside {
                 self.nic.receive_again(now, qp, received);

@@ -6,6 +6,8 @@ pub const MAD_LEN: usize = 256;
 pub const MAD_HEADER_LEN: usize = 24;
 /// The queue key of QP1 (IBTA 10.2.4).
 pub const GSI_QKEY: u32 = 0x8001_0000;
+/// Q_Keys with this bit are for privileged consumers (IBTA 10.2.5). That of QP1 has it.
+pub const PRIVILEGED_QKEY: u32 = 1 << 31;
 /// Management class of communication management (IBTA 13.4.4, table 121).
 pub const CLASS_CM: u8 = 0x07;
 /// Class version of communication management (IBTA 12.6).

@@ -93,8 +93,8 @@ struct Line {
     last_answer: Option<Psn>,
     /// Lowest PSN of a repeated request since a response last went back.
     lowest: Option<Psn>,
-    /// PSNs of READs and atomics that a question has named.
-    questions: HashSet<Psn>,
+    /// PSNs of READs and atomics that questions have named, one for each question.
+    questions: Vec<Psn>,
     last_nak: LastNak,
     /// PSN and arrival time of a request with AckReq, if its ACK need not wait.
     owed: Option<(Psn, Nanos)>,
@@ -118,7 +118,7 @@ impl Line {
             origin: None,
             last_answer: None,
             lowest: None,
-            questions: HashSet::new(),
+            questions: Vec::new(),
             last_nak: LastNak::None,
             owed: None,
         }
@@ -285,9 +285,9 @@ impl Line {
         if asks || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
             return;
         }
-        let asked = self.questions.iter().copied().find(|asked| !asked.is_before(psn));
+        let asked = self.questions.iter().position(|asked| !asked.is_before(psn));
         if let Some(asked) = asked.filter(|_| acknowledges && self.asked_at(psn).is_some()) {
-            self.questions.remove(&asked);
+            self.questions.remove(asked);
             return;
         }
         match self.asked_at(psn) {

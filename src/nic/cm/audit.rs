@@ -32,7 +32,10 @@ impl Manager {
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
         let asking = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
-        let examined = all.iter().filter(|(_, connection)| connection.suspicion.is_some()).count();
+        let examined = all
+            .iter()
+            .filter(|(_, connection)| connection.suspicion.as_ref().is_some_and(|s| s.is_open()))
+            .count();
         let waits = all.iter().filter(|(_, connection)| connection.place.is_some());
         let waits = waits.filter(|(_, connection)| !connection.keeps_place()).count();
         differ("half-open connections by address", &self.half_open, &half_open)

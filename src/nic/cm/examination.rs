@@ -23,7 +23,7 @@ use super::transitions::Cause;
 /// Times of the questions to the NIC after the request, and of the last one, which asks the peer nothing.
 const STEPS: [Nanos; 4] =
     [Nanos::from_millis(100), Nanos::from_millis(400), Nanos::from_millis(700), Nanos::from_millis(1000)];
-/// Maximum number of connections that are examined at a time.
+/// Maximum number of connections that are examined at a time, and whose peer was not heard yet.
 const MOST: u32 = 256;
 
 /// The examination of a connection.
@@ -58,6 +58,13 @@ pub struct Examination {
     step: usize,
 }
 
+impl Suspicion {
+    /// True until the peer is heard: such examinations are bounded.
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_alive
+    }
+}
+
 impl Manager {
     /// Returns the next question to the NIC, for [`examined`](Manager::examined).
     pub fn poll_examination(&mut self) -> Option<Examination> {
@@ -75,6 +82,7 @@ impl Manager {
         if has_heard {
             suspicion.is_alive = true;
             let end = suspicion.since + STEPS[STEPS.len() - 1];
+            self.suspicions -= 1;
             self.counters.peers_alive += 1;
             return self.set_timer(id, end);
         }
@@ -111,22 +119,22 @@ impl Manager {
     }
 
     /// Continues an examination after its timer has expired.
-    pub(super) fn examine_further(&mut self, id: CommId) {
+    pub(super) fn examine_further(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let Some(suspicion) = connection.suspicion.as_mut() else { return };
         if suspicion.is_alive {
             self.counters.names_connected_qp += u64::from(suspicion.request.is_some());
             connection.suspicion = None;
-            self.suspicions -= 1;
             return;
         }
         suspicion.asked = (suspicion.asked + 1).min(STEPS.len());
-        let (step, since) = (suspicion.asked, suspicion.since);
+        let step = suspicion.asked;
         let asks = step < STEPS.len();
         let qpn = connection.local_qpn;
         self.examinations.push_back(Examination { id, qpn, asks, step });
+        // A manager that is late gives the peer as much time for each answer.
         if let Some(next) = STEPS.get(step) {
-            self.set_timer(id, since + *next);
+            self.set_timer(id, now + (*next - STEPS[step - 1]));
         }
     }
 

@@ -350,12 +350,15 @@ impl Manager {
 
     fn on_rej(&mut self, now: Nanos, rej: Rej, route: Route) {
         let Some((id, state)) = self.rejected(&rej, &route) else { return };
-        let no_listener = rej.message == Stage::Req && rej.reason == RejReason::INVALID_SERVICE_ID;
+        let of_req = rej.message == Stage::Req;
+        let no_listener = of_req && rej.reason == RejReason::INVALID_SERVICE_ID;
+        let was_stale = self.table.get(id).is_some_and(|connection| connection.was_stale);
+        let of_earlier_copy = no_listener || of_req && was_stale && rej.reason == RejReason::STALE;
         match state {
             State::ReqSent if no_listener && self.repeat_request(now, id) => {}
             State::ReqSent if rej.reason == RejReason::STALE && self.repeat_stale(now, id) => {}
             // The answer to an earlier copy of our REQ.
-            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if no_listener => {
+            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if of_earlier_copy => {
                 self.counters.count_duplicate(Kind::Rej);
             }
             // The peer keeps no state for this connection.

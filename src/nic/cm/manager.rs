@@ -365,7 +365,7 @@ impl Manager {
         if before != state {
             self.note_transition(before, cause, Some(state));
         }
-        self.suspicions -= u32::from(examined.is_some());
+        self.suspicions -= u32::from(examined.is_some_and(|suspicion| suspicion.is_open()));
         self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
         if let Some(place) = released {
             self.listeners.release(place.listener, id);

@@ -37,7 +37,7 @@ impl Manager {
             return;
         }
         if connection.state == State::Established {
-            return self.examine_further(id);
+            return self.examine_further(now, id);
         }
         if connection.state.is_pending() {
             self.counters.not_repeated += 1;

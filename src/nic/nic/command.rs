@@ -11,6 +11,7 @@ use super::memory_command::MemoryCommand;
 use super::object::{Object, ObjectKind};
 use crate::congestion::{Settings, SharedRate, State};
 use crate::shared::SharedReceives;
+use crate::shared::remote_memory::RemoteMemory;
 use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, LocalGid, ModifyError, MrIndex, MwIndex,
@@ -101,6 +102,9 @@ pub enum Command {
     /// Makes a QP share a rate with others, until it is destroyed.
     #[serde(skip)]
     ShareRate(QpIndex, SharedRate),
+    /// Names the memory of the process that a QP belongs to. It is charged for copies that are under way.
+    #[serde(skip)]
+    SetClient(QpIndex, Arc<RemoteMemory>),
     /// A command that carries memory.
     #[serde(skip)]
     Memory(Box<MemoryCommand>),

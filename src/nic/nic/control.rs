@@ -54,6 +54,11 @@ impl Nic {
                 self.apply_control(now, qp);
                 Ok(Answer::Done)
             }
+            Command::SetClient(qp, memory) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+                entry.client = Some(memory);
+                Ok(Answer::Done)
+            }
             Command::AddQpnUnit(unit) => {
                 if self.qps.add_unit(unit) {
                     Ok(Answer::Done)
@@ -83,8 +88,10 @@ impl Nic {
             }
             Command::ExamineQp(qp, asks) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                let has_heard = std::mem::take(&mut entry.has_heard);
-                if asks && !has_heard && entry.qp.ask_peer() {
+                // A QP that waits for copies neither asks nor hears.
+                let has_heard = std::mem::take(&mut entry.has_heard) || entry.parked.is_some();
+                entry.has_asked = asks && !has_heard && entry.qp.ask_peer();
+                if entry.has_asked {
                     self.mark_changed(qp);
                 }
                 Ok(Answer::Heard(has_heard))

@@ -221,7 +221,7 @@ impl Nic {
             for wc in completed.filter(|wc| wc.qpn == qpn && wc.status == WcStatus::Success) {
                 wc.status = WcStatus::LocProt;
             }
-            self.fail_qp(now, index);
+            self.lose_qp(now, index);
         }
     }
 }

@@ -25,6 +25,9 @@ impl Nic {
         received: &RxFrame<'_>,
     ) -> Option<Received> {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
+        if entry.holds_too_much() {
+            return None;
+        }
         let Some(due) = entry.qp.due(packet) else {
             return if packet.answers_a_read() {
                 self.receive_read_response(now, packet, received)

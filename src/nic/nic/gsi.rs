@@ -15,7 +15,7 @@ use roxie_wire::addressee::Addressee;
 use roxie_wire::cm::Kind;
 use roxie_wire::frame::Frame;
 use roxie_wire::mad::{CLASS_CM, MAD_HEADER_LEN, MadHeader};
-use roxie_wire::{Packet, parse};
+use roxie_wire::{Packet, Qpn, parse};
 
 /// Bytes of a management datagram that identify its addressee.
 const HEAD: usize = MAD_HEADER_LEN + Addressee::HEAD;
@@ -96,7 +96,7 @@ fn offset_of_qpn(attribute: u16) -> Option<usize> {
 }
 
 /// True if a frame of a client's QP1 is a REQ or a REP for a QP that is not the client's. The target of an XRC connection, which has no
-/// queues, is any client's in a REP.
+/// queues, is any client's in a REP. Reserved numbers are no client's: a program without a QP names 0.
 pub(super) fn names_foreign_qp(qps: &NumberedTable<QpEntry>, gsi: &QpEntry, frame: &Frame<'_>) -> bool {
     let Some(page) = gsi.sends.page() else { return false };
     let Ok(packet) = parse(frame) else { return false };
@@ -108,7 +108,11 @@ pub(super) fn names_foreign_qp(qps: &NumberedTable<QpEntry>, gsi: &QpEntry, fram
         return false;
     };
     let bytes = frame.array::<4>(packet.payload.start + MAD_HEADER_LEN + at).unwrap_or_default();
-    let named = qps.name_of(u32::from_be_bytes(bytes) >> 8).and_then(|name| qps.get(name));
+    let qpn = Qpn::new(u32::from_be_bytes(bytes) >> 8);
+    if qpn.value() <= Qpn::GSI.value() || qpn == Qpn::MULTICAST {
+        return false;
+    }
+    let named = qps.name_of(qpn.value()).and_then(|name| qps.get(name));
     let is_own = |qp: &QpEntry| {
         qp.sends.page() == Some(page) || attribute == Kind::Rep as u16 && qp.qp.qp_type == QpType::XrcRecv
     };

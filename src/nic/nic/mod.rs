@@ -170,6 +170,9 @@ struct QpEntry {
     share: Option<SharedRate>,
     /// A packet of the connection has arrived since the last [`Command::ExamineQp`].
     has_heard: bool,
+    /// The QP has asked its peer since then. The answer may have any PSN: rdma_rxe answers with that before the last request that it has executed,
+    /// also if it has executed none.
+    has_asked: bool,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
     /// The last IPv4 identification that an ICRC of the peer matched.
@@ -392,7 +395,8 @@ impl Nic {
             // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
             // flushed would keep the NIC.
             let mut unfetched = false;
-            if tail != entry.retired {
+            // The completions of a parked QP stay as few as its queues allow.
+            if entry.parked.is_none() && tail != entry.retired {
                 entry.retired = tail;
                 entry.sends.retire(tail);
                 unfetched = entry.sends.has(entry.fetched);
@@ -401,7 +405,7 @@ impl Nic {
                 // Before the check for waiting receives: receives posted in between ring no doorbell.
                 entry.receives.want_doorbell();
             }
-            if unfetched || entry.owes_flush(&self.srqs) {
+            if entry.parked.is_none() && (unfetched || entry.owes_flush(&self.srqs)) {
                 self.scheduler.fetch_later(&mut entry.schedule);
             }
             if entry.parked.is_some() {

@@ -13,6 +13,10 @@ use crate::verbs::{CqIndex, QpIndex, QpState, Wc};
 use roxie_base::time::Nanos;
 use roxie_wire::Qpn;
 
+/// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10 Gb/s. A QP that has
+/// no copies under way may add those of one burst.
+pub(super) const MAX_HELD: usize = 8 << 20;
+
 /// The state of a parked QP.
 #[derive(Debug)]
 pub(super) struct Parked {
@@ -83,12 +87,17 @@ impl Parked {
 impl KeptFrame {
     /// Fills in the payload that a batch has brought.
     pub(super) fn fill(&mut self, batch: Option<&Batch>, number: u64) {
-        for Piece { copies, offset, .. } in self.pieces.iter().filter(|piece| piece.number == number) {
-            match batch.and_then(|batch| batch.read(copies.clone())) {
-                Some(bytes) => self.bytes[*offset..*offset + bytes.len()].copy_from_slice(bytes),
-                None => self.is_missing = true,
+        let KeptFrame { bytes, is_missing, pieces } = self;
+        pieces.retain(|Piece { copies, offset, number: of }| {
+            if *of != number {
+                return true;
             }
-        }
+            match batch.and_then(|batch| batch.read(copies.clone())) {
+                Some(payload) => bytes[*offset..*offset + payload.len()].copy_from_slice(payload),
+                None => *is_missing = true,
+            }
+            false
+        });
     }
 }
 
@@ -133,5 +142,11 @@ impl QpEntry {
     /// True if the QP's state takes results of frames and packets from before.
     pub(super) fn is_live(&self) -> bool {
         !matches!(self.qp.state(), QpState::Reset | QpState::Init | QpState::Err)
+    }
+
+    /// True if too many bytes of its process wait for copies.
+    #[inline(always)]
+    pub(super) fn holds_too_much(&self) -> bool {
+        self.client.as_ref().is_some_and(|memory| memory.held() > MAX_HELD)
     }
 }

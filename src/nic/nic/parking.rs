@@ -12,7 +12,8 @@
 //! has no timers                         its timers continue where they stood
 //! ```
 //!
-//! The thread makes the batches of a process one after the other. Atomic operations of all QPs on one address are therefore serialized.
+//! The thread makes the batches of a process one after the other. Atomic operations of its QPs on one address are therefore serialized. Those of
+//! two processes on a page that both have mapped are not, unless the NIC has mapped it too.
 //!
 //! A command or work request that withdraws access takes effect at once, so that no new copy is listed. Its answer or completion waits for
 //! the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If a batch does not come back in time, the
@@ -23,7 +24,7 @@ use std::sync::Arc;
 
 use super::gsi::Gsis;
 use super::host_side::Registered;
-use super::parked::{KeptFrame, Parked, Piece, SetAside};
+use super::parked::{KeptFrame, MAX_HELD, Parked, Piece, SetAside};
 use super::remote_copies::{Batch, Outcome};
 use super::table::NumberedTable;
 use super::{Nic, QpEntry, RxFrame};
@@ -31,11 +32,11 @@ use crate::shared::remote_memory::RemoteMemory;
 use crate::verbs::{CqIndex, MrIndex, QpIndex, Wc, WcStatus};
 use roxie_base::time::Nanos;
 
-/// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10 Gb/s. A QP that has
-/// no copies under way may add those of one burst.
-const MAX_HELD: usize = 8 << 20;
 /// Maximum number of bytes of packets and frames of one QP: a window of the largest packets, twice.
 const MAX_HELD_OF_QP: usize = 1 << 20;
+
+/// Bytes that a packet is charged at least.
+const SMALLEST_HELD: usize = 2048;
 
 /// A batch that is not back.
 #[derive(Debug)]
@@ -46,6 +47,8 @@ struct OutBatch {
     /// When the thread could begin it; `MAX`: another batch precedes it.
     since: Nanos,
     bytes: usize,
+    /// The half that listed the copies waits a little for it.
+    is_awaited: bool,
     /// The QPs that wait for it. A QP that waits for several reasons is in the list as often.
     qps: Vec<QpIndex>,
     is_abandoned: bool,
@@ -62,6 +65,8 @@ pub(super) struct Parking {
     parked: usize,
     /// Batches that the answer of the latest command waits for.
     awaited: Vec<u64>,
+    /// When overdue batches were last looked for.
+    looked: Nanos,
 }
 
 /// State of the batches that an answer waits for.
@@ -87,8 +92,17 @@ impl Nic {
         memory.hold(bytes, 0);
         let is_first = !parking.out.iter().any(|out| Arc::ptr_eq(&out.memory, &memory));
         let since = if is_first { now } else { Nanos::MAX };
-        let (handed, is_abandoned) = (now, false);
-        parking.out.push(OutBatch { number, memory, handed, since, bytes, qps: Vec::new(), is_abandoned });
+        let is_awaited = memory.is_prompt();
+        parking.out.push(OutBatch {
+            number,
+            memory,
+            handed: now,
+            since,
+            bytes,
+            is_awaited,
+            qps: Vec::new(),
+            is_abandoned: false,
+        });
         let last = parking.out.len() - 1;
         qps.into_iter().for_each(|qp| parking.park(&mut self.qps, qp, last));
     }
@@ -130,9 +144,10 @@ impl Nic {
         }
     }
 
-    /// True if batches of the half that has not ended are out.
+    /// True if batches of the half that has not ended are out, of processes that were prompt.
     pub fn half_waits(&self) -> bool {
-        self.dma.remote.numbers().any(|number| self.parking.out.iter().any(|out| out.number == number))
+        let awaited = |number| self.parking.out.iter().any(|out| out.number == number && out.is_awaited);
+        self.dma.remote.numbers().any(awaited)
     }
 
     /// The batches of this half were not back in time for its end: their processes are waited for less often.
@@ -162,8 +177,11 @@ impl Nic {
     /// Fences memory of which a batch has taken `deadline`, and fails the QPs that wait for it. True: there was some.
     pub fn abandon_overdue(&mut self, now: Nanos, deadline: Nanos) -> bool {
         let mut overdue = Vec::new();
+        // A NIC that was stopped, or had no processor, gives the threads their time again.
+        let was_stopped = now - self.parking.looked > deadline + Nanos(deadline.0 / 8);
+        self.parking.looked = now;
         for out in self.parking.out.iter_mut().filter(|out| !out.is_abandoned && out.since != Nanos::MAX) {
-            if out.memory.is_paused() {
+            if was_stopped || out.memory.is_paused() {
                 out.since = now;
             } else if now - out.since >= deadline {
                 overdue.push(Arc::clone(&out.memory));
@@ -211,8 +229,12 @@ impl Parking {
         let (Some(entry), Some(batch)) = (qps.get_mut(qp.0), self.out.get_mut(out)) else {
             return;
         };
+        // It waits for this batch already.
+        if batch.qps.last() == Some(&qp) {
+            return;
+        }
         batch.qps.push(qp);
-        entry.client = Some(Arc::clone(&batch.memory));
+        entry.client.get_or_insert_with(|| Arc::clone(&batch.memory));
         if let Some(parked) = &mut entry.parked {
             parked.batches += 1;
             return;
@@ -228,7 +250,7 @@ impl Parking {
         if entry.parked.is_some() {
             return true;
         }
-        let Some(memory) = entry.client.as_ref().filter(|memory| memory.held() > MAX_HELD) else {
+        let Some(memory) = entry.client.as_ref().filter(|_| entry.holds_too_much()) else {
             return false;
         };
         let out = &self.out;
@@ -251,7 +273,8 @@ impl Parking {
             return None;
         }
         let parked = qps.parked_mut(qp)?;
-        let length = received.frame.len();
+        // Their number counts too: each is handled in the pass in which the QP continues.
+        let length = received.frame.len().max(SMALLEST_HELD);
         if parked.bytes + length > MAX_HELD_OF_QP || parked.memory.held() + length > MAX_HELD {
             return Some(false);
         }
@@ -325,10 +348,24 @@ impl Nic {
         None
     }
 
-    /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them.
+    /// Returns how many QPs wait for no batch any more.
+    pub fn released(&self) -> usize {
+        self.parking.released.len()
+    }
+
+    /// Puts the [next](Self::next_released) such QP behind the others.
+    pub fn release_later(&mut self) {
+        self.parking.released.rotate_left(1);
+    }
+
+    /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them, and one that has lost a write none that could
+    /// acknowledge it.
     pub fn next_kept(&mut self, qp: QpIndex) -> Option<KeptFrame> {
         let is_live = self.qps.get(qp.0)?.is_live();
         let parked = self.qps.parked_mut(qp)?;
+        if parked.has_lost {
+            parked.frames.retain(|frame| frame.is_missing);
+        }
         let frame = parked.frames.pop_front()?;
         if is_live && !parked.was_reset {
             self.counters.memory_faults += u64::from(frame.is_missing);
@@ -360,7 +397,7 @@ impl Nic {
             if parked.has_lost && wc.status == WcStatus::Success {
                 wc.status = WcStatus::LocProt;
             }
-            if self.cqs.check(cq).is_ok() {
+            if self.cqs.holds(cq) {
                 self.out.completions.push((cq, wc));
             }
         }
@@ -395,8 +432,9 @@ impl Nic {
         let Some(memory) = self.dma.region(mr).and_then(|region| region.memory.remote_memory()) else {
             return Vec::new();
         };
-        let its = self.parking.out.iter().filter(|out| Arc::ptr_eq(&out.memory, memory));
-        its.map(|out| out.number).collect()
+        // The process of an abandoned batch ends, and its QPs wait for nothing.
+        let is_its = |out: &&OutBatch| Arc::ptr_eq(&out.memory, memory) && !out.is_abandoned;
+        self.parking.out.iter().filter(is_its).map(|out| out.number).collect()
     }
 }
 

@@ -149,6 +149,7 @@ impl Nic {
                 capable: false,
                 notification_due: false,
                 has_heard: false,
+                has_asked: false,
                 last_notification: LastNotification::default(),
                 own_control: None,
                 share: None,

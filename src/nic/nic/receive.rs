@@ -253,7 +253,7 @@ impl Nic {
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
         watch.moved(qp, TimerCause::Packet);
         Watch::judged(qp, packet, &verdict);
-        entry.has_heard |= verdict.is_of_connection();
+        entry.has_heard |= verdict.is_of_connection() || entry.has_asked && verdict == Verdict::Ghost;
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }

@@ -9,6 +9,13 @@ use super::{Ctx, Qp};
 use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 
 impl Qp {
+    /// As [`fail`](Self::fail), because a write was lost: no response leaves any more that could acknowledge it, whatever the state is.
+    pub fn lose(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let fails = self.fail(ctx);
+        self.responder.replies.clear();
+        fails
+    }
+
     /// True if the send queue has room for another work request.
     #[inline(always)]
     pub fn has_send_place(&self) -> bool {

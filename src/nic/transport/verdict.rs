@@ -182,7 +182,10 @@ impl Verdict {
             self,
             Verdict::Executed
                 | Verdict::Duplicate
+                | Verdict::Early { .. }
                 | Verdict::NotReady
+                | Verdict::NoReceive
+                | Verdict::Incomplete { .. }
                 | Verdict::Acknowledged
                 | Verdict::OldAck
                 | Verdict::GoBack(_)

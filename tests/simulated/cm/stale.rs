@@ -214,6 +214,25 @@ fn busy_connection_is_kept_without_question() {
 }
 
 #[test]
+fn late_manager_gives_the_peer_its_time() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.forge(B, 1, &forged(0, SERVICE));
+    pair.ends[B].poll_examination().expect("about the time before");
+    for step in 1..=3 {
+        // As after a stop of the process.
+        pair.now = pair.now + LONG;
+        pair.ends[B].handle_timeouts(pair.now);
+        let question = pair.ends[B].poll_examination().expect("a question");
+        assert!(question.asks && pair.ends[B].poll_examination().is_none(), "step {step}: {question:?}");
+        pair.ends[B].examined(pair.now, &question, false);
+        pair.ends[B].handle_timeouts(pair.now + Nanos::from_millis(290));
+        assert_eq!(pair.ends[B].poll_examination(), None, "step {step}");
+    }
+    assert_eq!(pair.state(B, b), Some(State::Established));
+}
+
+#[test]
 fn packet_before_the_request_proves_nothing() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
