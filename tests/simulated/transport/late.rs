@@ -17,19 +17,19 @@ use crate::transport::far::own_memory;
 use crate::transport::regions::{Pages, Region, SOON, registration};
 use crate::transport::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT, attributes};
 
-const PAGE: usize = 65536;
-const DEADLINE: Nanos = Nanos(500_000_000);
+pub(crate) const PAGE: usize = 65536;
+pub(crate) const DEADLINE: Nanos = Nanos(500_000_000);
 
 /// Memory of another process, its copying thread, and a region in it.
-struct Client {
-    pages: Pages,
-    remote: Arc<RemoteMemory>,
-    jobs: CopyJobs,
-    region: Region,
+pub(crate) struct Client {
+    pub(crate) pages: Pages,
+    pub(crate) remote: Arc<RemoteMemory>,
+    pub(crate) jobs: CopyJobs,
+    pub(crate) region: Region,
 }
 
 impl Client {
-    fn new(stage: &mut Stage) -> Client {
+    pub(crate) fn new(stage: &mut Stage) -> Client {
         let (pages, remote) = (Pages::new(1), own_memory());
         let (thread, jobs) = CopyJobs::new();
         remote.copied_by(thread);
@@ -40,27 +40,27 @@ impl Client {
     }
 
     /// Makes the copies of one batch.
-    fn copy(&self) {
+    pub(crate) fn copy(&self) {
         self.jobs.try_next().expect("a batch").run();
     }
 
-    fn reth(&self, at: u64, dma_len: usize) -> Ext {
+    pub(crate) fn reth(&self, at: u64, dma_len: usize) -> Ext {
         let va = self.pages.address() + at;
         Ext::Reth(Reth { va, rkey: self.region.key, dma_len: dma_len as u32 })
     }
 
-    fn sge(&self, at: u64, length: u32) -> Sge {
+    pub(crate) fn sge(&self, at: u64, length: u32) -> Sge {
         Sge { addr: self.pages.address() + at, length, lkey: LKey(self.region.key) }
     }
 
-    fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.pages.memory().read(at, &mut bytes).expect("mapped");
         bytes
     }
 }
 
-fn late() -> (Stage, Client) {
+pub(crate) fn late() -> (Stage, Client) {
     let mut stage = Stage::with(Setup { serves: true, ..Setup::default() });
     let client = Client::new(&mut stage);
     (stage, client)
@@ -68,12 +68,12 @@ fn late() -> (Stage, Client) {
 
 impl Stage {
     /// Puts a WRITE on the link.
-    fn put_write(&mut self, client: &Client, psn: u32, at: u64, payload: &[u8]) {
+    pub(crate) fn put_write(&mut self, client: &Client, psn: u32, at: u64, payload: &[u8]) {
         self.put_request(Opcode::RC_WRITE_ONLY, psn, client.reth(at, payload.len()), payload);
     }
 
     /// A further QP, connected like the first.
-    fn another_qp(&mut self) -> HostQp {
+    pub(crate) fn another_qp(&mut self) -> HostQp {
         let setup = Setup { serves: true, ..Setup::default() };
         let init = QpInit { qp_type: QpType::Rc, caps: setup.caps, sq_sig_all: true };
         let qp = self.host.create_qp_as(init, 16);
@@ -84,7 +84,7 @@ impl Stage {
     }
 
     /// Puts a request for another QP on the link.
-    fn put_for(&mut self, qp: &HostQp, opcode: Opcode, ext: Ext, payload: &[u8]) {
+    pub(crate) fn put_for(&mut self, qp: &HostQp, opcode: Opcode, ext: Ext, payload: &[u8]) {
         let bth = Bth { opcode, dest_qp: qp.handle.qpn, psn: Psn::new(0), ack_req: true, ..Bth::default() };
         self.send(&bth, &ext, payload);
     }

@@ -13,7 +13,8 @@
 //! Other services and objects:
 //!
 //! * [`uc`], [`ud`], [`raw`], [`xrc`]: the services besides RC. [`srq`], [`queues`]: shared receive queues, completion queues.
-//! * [`regions`], [`regions_gone`], [`gone`], [`far`], [`late`], [`windows`], [`placement`]: memory regions, windows, ATOMIC WRITE and FLUSH.
+//! * [`regions`], [`regions_gone`], [`gone`], [`far`], [`windows`], [`placement`]: memory regions, windows, ATOMIC WRITE and FLUSH.
+//! * [`late`], [`late_failures`]: copies for other processes that are made late, or lost.
 //! * [`accounts`]: reference counts. [`vlan`]: GIDs of VLANs and of RoCE v1.
 //!
 //! Congestion: [`congestion`] and [`notifications`] for marks and CNPs, [`pacing`] and [`shared_rate`] for rates and pauses, [`slowed`]
@@ -42,6 +43,7 @@ mod headers;
 mod hidden;
 mod hostile;
 mod late;
+mod late_failures;
 mod log;
 mod notifications;
 mod off_path;
