@@ -169,7 +169,7 @@ impl Worker {
     /// Has the QPs continue that wait for no batch any more. Returns how many.
     pub(super) fn resume_released(&mut self, now: Nanos) -> usize {
         let mut resumed = 0;
-        // A QP whose frames find no room holds up no other.
+        // A QP without room for its frames holds up no other.
         for _ in 0..self.nic.released() {
             let Some(qp) = self.nic.next_released() else { break };
             if !self.send_kept(now, qp) {

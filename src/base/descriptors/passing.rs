@@ -28,7 +28,7 @@ pub fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) {
     let value = libc::c_int::from(takes);
     let size = size_of_val(&value) as libc::socklen_t;
     let (socket, value) = (socket.as_raw_fd(), &raw const value);
-    // SAFETY: `value` is an int, whose size is given, and outlives the call.
+    // SAFETY: `value` is an int of the given size, and outlives the call.
     let _ = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, value.cast(), size) };
 }
 
@@ -37,7 +37,7 @@ pub fn sockets_can_refuse_descriptors() -> bool {
     let Ok((socket, _)) = UnixStream::pair() else { return false };
     let mut value: libc::c_int = 0;
     let mut size = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: `value` is an int, whose size is given; both outlive the call.
+    // SAFETY: `value` is an int of the given size; both outlive the call.
     let known = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -92,7 +92,7 @@ impl Nic {
                 let has_heard = std::mem::take(&mut entry.has_heard) || entry.parked.is_some();
                 entry.has_asked = asks && !has_heard && entry.qp.ask_peer();
                 if entry.has_asked {
-                    self.mark_changed(qp);
+                    self.scheduler.mark_changed(&mut entry.schedule);
                 }
                 Ok(Answer::Heard(has_heard))
             }

@@ -1,7 +1,6 @@
 //! Effects of a change of the link on the QPs.
 
 use super::{Answer, ControlError, Nic, split};
-use crate::transport::{Ctx, Qp};
 use crate::verbs::{AddressVector, AsyncEvent, EventKind, LocalGid, Mtu, QpIndex, QpState};
 use roxie_base::time::Nanos;
 
@@ -42,21 +41,20 @@ impl Nic {
 
     /// Moves a QP to the error state, with an event, for a reason outside of the QP.
     pub fn fail_qp(&mut self, now: Nanos, index: QpIndex) {
-        self.fail_by(now, index, Qp::fail);
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        split!(self, now, entry => qp, ctx);
+        if qp.fail(&mut ctx) {
+            self.out.events.push(AsyncEvent::Qp(index, EventKind::QpFatal));
+        }
+        self.mark_changed(index);
     }
 
     /// As [`fail_qp`](Self::fail_qp), for a QP that has lost a write: its peer hears nothing more.
     pub fn lose_qp(&mut self, now: Nanos, index: QpIndex) {
-        self.fail_by(now, index, Qp::lose);
-    }
-
-    fn fail_by(&mut self, now: Nanos, index: QpIndex, fail: impl FnOnce(&mut Qp, &mut Ctx<'_>) -> bool) {
-        let Some(entry) = self.qps.get_mut(index.0) else { return };
-        split!(self, now, entry => qp, ctx);
-        if fail(qp, &mut ctx) {
-            self.out.events.push(AsyncEvent::Qp(index, EventKind::QpFatal));
+        self.fail_qp(now, index);
+        if let Some(entry) = self.qps.get_mut(index.0) {
+            entry.qp.forget_replies();
         }
-        self.mark_changed(index);
     }
 
     /// Sets the port's MAC address, the source address of all QPs and address handles.

@@ -38,7 +38,8 @@ impl Qp {
         let Some(Reply::Read(slot)) = self.responder.replies.front() else { return None };
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
         let reply = self.responder.replies.front();
-        let request_goes_first = self.turns.request_precedes(reply, false) && self.may_send_requests();
+        let has_request = self.may_send_requests() || self.requester.question().is_some();
+        let request_goes_first = self.turns.request_precedes(reply, false) && has_request;
         let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
             && !self.pacing.is_on()

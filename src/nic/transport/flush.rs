@@ -9,11 +9,9 @@ use super::{Ctx, Qp};
 use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 
 impl Qp {
-    /// As [`fail`](Self::fail), because a write was lost: no response leaves any more that could acknowledge it, whatever the state is.
-    pub fn lose(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let fails = self.fail(ctx);
+    /// Drops the responses that have not left. A QP that has lost a write must not acknowledge it, whatever its state is.
+    pub fn forget_replies(&mut self) {
         self.responder.replies.clear();
-        fails
     }
 
     /// True if the send queue has room for another work request.

@@ -54,7 +54,6 @@ const LONGEST_FILE: usize = 600;
 const LONG: &[(&str, &str)] = &[
     ("interop/src/end.rs", "one trait with all verbs of a row, and what they take"),
     ("src/cli/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
-    ("src/engine/worker.rs", "the stages of a pass, in their order"),
     ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
     ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
     (
