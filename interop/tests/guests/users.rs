@@ -13,8 +13,8 @@ use interop::network::Namespace;
 /// The tests of `tests/verbs`.
 const TESTS: [&str; 2] =
     ["user_with_the_overflow_number_is_told_apart", "nic_of_users_warns_of_older_kernels"];
-/// Those of `roxie-daemon` whose clients attack by what kernels differ in; others have hundreds of clients, and too little time when emulated.
-const OF_CLIENTS: [&str; 5] = ["callers", "files", "silent", "hostile", "--test-threads=2"];
+/// Those of `roxie-daemon` whose clients attack by what kernels differ in; others take too long when emulated.
+const OF_CLIENTS: [&str; 4] = ["callers", "files", "silent", "--test-threads=2"];
 /// An emulated guest on a busy host takes its time.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -75,7 +75,7 @@ fn run_on(kernel: Kernel, name: &str) {
     let of_programs = passed(&verbs, &[&TESTS[..], &["--test-threads=1", "--nocapture"]].concat());
     assert!(of_programs.contains("2 passed") && !of_programs.contains("SKIP"), "nothing is skipped there");
     let of_clients = passed(&daemon, &OF_CLIENTS);
-    assert!(!of_clients.contains(" 0 passed"), "tests of the NIC's clients");
+    assert!(of_clients.contains("test result: ok. 1"), "more than ten tests of the NIC's clients");
 }
 
 #[test]

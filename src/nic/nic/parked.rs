@@ -41,7 +41,7 @@ pub(super) struct Parked {
 pub struct KeptFrame {
     /// The frame.
     pub bytes: Vec<u8>,
-    /// True if payload is missing: the frame must not be sent; call [`Nic::payload_missing`].
+    /// True if payload is missing: the frame must not be sent; call [`Nic::payload_missing`](super::Nic::payload_missing).
     pub is_missing: bool,
     pub(super) pieces: Vec<Piece>,
 }
