@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::client::Client;
-use super::processor_share::{ProcessorShare, thread_time};
+use super::processor_share::ProcessorShare;
 use super::registry::Registry;
 use roxie_base::threads::{ask_for_short_turns, lock, spawn_unsignalled};
 use roxie_nic::shared::remote_memory::{CopyJobs, RemoteMemory};
@@ -20,9 +20,6 @@ use roxie_nic::shared::remote_memory::{CopyJobs, RemoteMemory};
 const FREE: Duration = Duration::from_micros(200);
 /// ... and that each of its copies adds. A copy of 4 KiB takes 1.5 us, and as long again if its page is new.
 const FREE_OF_COPY: Duration = Duration::from_micros(10);
-/// Longest sleep in a pause between two looks whether the client has ended.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// Starts the copying thread of some memory.
 ///
 /// # Errors
@@ -58,15 +55,10 @@ fn run(jobs: &CopyJobs, memory: &RemoteMemory, share: &ProcessorShare) {
     // As the worker's thread: a batch does not wait until a spinning program has used up its time slice.
     let _ = ask_for_short_turns();
     while let Some(job) = jobs.next() {
-        let (began, free) = (thread_time(), FREE + FREE_OF_COPY * job.copies());
-        job.run();
-        share.charge(thread_time().saturating_sub(began), free);
+        share.charge_for(FREE + FREE_OF_COPY * job.copies(), || job.run());
         if !share.pause().is_zero() {
             memory.set_paused(true);
-            share.pay(|time| {
-                std::thread::sleep(time.min(LOOK));
-                !memory.is_fenced()
-            });
+            share.pay_unless(|| memory.is_fenced());
             memory.set_paused(false);
         }
     }

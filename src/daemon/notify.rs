@@ -6,19 +6,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Inner;
 use super::client::Client;
-use super::processor_share::ProcessorShare;
+use super::processor_share::{FREE, ProcessorShare};
 use roxie_base::threads::spawn_unsignalled;
 use roxie_nic::shared::Wake;
 use roxie_nic::verbs::AsyncEvent;
-
-/// Longest sleep in a pause between two looks whether the client has ended.
-const LOOK: Duration = Duration::from_millis(20);
 
 impl Client {
     /// Queues an event, which the notifier sends.
@@ -56,14 +52,10 @@ pub(super) fn start(nic: &Weak<Inner>, client: &Arc<Client>) -> io::Result<JoinH
 
 /// Runs until the end of the client.
 fn run(client: &Client, share: &ProcessorShare) {
-    let rest = |time: Duration| {
-        std::thread::sleep(time.min(LOOK));
-        !client.notifier.has_ended()
-    };
     while client.notifier.sleep(is_readable) {
         client.notifier.take(|wake| {
-            share.charge_for(|| client.wake(wake));
-            share.pay(rest);
+            share.charge_for(FREE, || client.wake(wake));
+            share.pay_unless(|| client.notifier.has_ended());
         });
     }
 }

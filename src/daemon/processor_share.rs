@@ -12,35 +12,46 @@ use nix::time::{ClockId, clock_gettime};
 use roxie_base::threads::lock;
 
 /// Processor time of a request or a wake that is not charged.
-const FREE: Duration = Duration::from_micros(100);
+pub(super) const FREE: Duration = Duration::from_micros(100);
 /// The part of a processor that a user has for longer than a burst.
 const PART: u32 = 4;
 /// Processor time that a user may take at once after a long rest: thousands of queue pairs are created in it.
 const BURST: Duration = Duration::from_secs(2);
+
+/// Longest sleep in a pause between two looks whether the client has ended.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What a user has taken: the time when everything is paid.
 #[derive(Debug, Default)]
 pub(super) struct ProcessorShare(Mutex<Option<Instant>>);
 
 impl ProcessorShare {
-    /// Executes a request or a wake, and charges its processor time.
-    pub(super) fn charge_for<T>(&self, act: impl FnOnce() -> T) -> T {
+    /// Does some work, and charges its processor time, of which `free` costs nothing.
+    pub(super) fn charge_for<T>(&self, free: Duration, act: impl FnOnce() -> T) -> T {
         let (began, since) = (thread_time(), Instant::now());
         let result = act();
         // The clock of the thread costs a system call, and leaves out the time of other programs.
-        if since.elapsed() > FREE {
-            self.charge(thread_time().saturating_sub(began), FREE);
+        if since.elapsed() > free {
+            self.charge(thread_time().saturating_sub(began), free);
         }
         result
     }
 
     /// Charges work that took this much processor time, of which `free` costs nothing.
-    pub(super) fn charge(&self, took: Duration, free: Duration) {
+    fn charge(&self, took: Duration, free: Duration) {
         let owed = took.saturating_sub(free) * PART;
         if owed > Duration::ZERO {
             let (mut paid, now) = (lock(&self.0), Instant::now());
             *paid = Some(paid.map_or(now, |paid| paid.max(now)) + owed);
         }
+    }
+
+    /// As [`pay`](Self::pay), for a thread that looks now and then whether the client has ended.
+    pub(super) fn pay_unless(&self, has_ended: impl Fn() -> bool) {
+        self.pay(|time| {
+            std::thread::sleep(time.min(LOOK));
+            !has_ended()
+        });
     }
 
     /// Pauses until the user has paid all but a burst, or the client has ended. `sleep` sleeps for this time at most, and returns false if the
@@ -61,7 +72,7 @@ impl ProcessorShare {
 }
 
 /// Returns the processor time of the calling thread.
-pub(super) fn thread_time() -> Duration {
+fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
@@ -87,7 +98,7 @@ mod tests {
     #[test]
     fn waiting_costs_nothing() {
         let share = ProcessorShare::default();
-        share.charge_for(|| std::thread::sleep(Duration::from_millis(5)));
+        share.charge_for(FREE, || std::thread::sleep(Duration::from_millis(5)));
         let owed =
             lock(&share.0).map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
         assert!(owed < Duration::from_millis(5), "{owed:?}");

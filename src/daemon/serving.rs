@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::acceptor::Greeting;
 use super::client::{Client, Session};
-use super::processor_share::ProcessorShare;
+use super::processor_share::{FREE, ProcessorShare};
 use super::{Inner, notify};
 use roxie::remote::link::Link;
 use roxie::remote::message::Hello;
@@ -72,7 +72,7 @@ pub(super) fn answer_next(
 ) -> bool {
     let Some(request) = client.next_request() else { return false };
     let Some(inner) = nic.upgrade() else { return false };
-    let reply = share.charge_for(|| client.answer(&inner.registry, session, request));
+    let reply = share.charge_for(FREE, || client.answer(&inner.registry, session, request));
     drop(inner);
     client.reply(session, &reply)
 }
