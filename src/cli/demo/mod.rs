@@ -343,7 +343,7 @@ impl Demo<'_> {
             self.console.say(format_args!("{:>8} unmodified programs: skipped: {why}", ""));
             return Ok(None);
         }
-        let found = programs::measure(link, &self.interrupt)?;
+        let found = programs::measure(link, &self.interrupt, self.arguments.seconds)?;
         let Programs {
             perf_gbps,
             ib_write_bw_gbps,

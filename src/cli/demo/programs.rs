@@ -24,8 +24,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 const TCP_PORTS: [u16; 2] = [18515, 18516];
 /// Bytes of a WRITE.
 const LARGE: &str = "65536";
+/// WRITEs of one run for each second of the demo's measurements.
+const WRITES_PER_SECOND: f64 = 500.0;
 /// Bytes of a SEND.
 const SMALL: &str = "8";
+/// SENDs of one run for each second of the demo's measurements.
+const SENDS_PER_SECOND: f64 = 1250.0;
+/// Fewest messages of one run: fewer than these measure the start alone.
+const FEWEST: f64 = 200.0;
 
 /// Results on one port.
 #[derive(Clone, Debug, Serialize)]
@@ -58,9 +64,12 @@ pub(super) fn missing(link: &Link) -> Option<String> {
     Some(format!("{absent} is not installed (`apt-get install perftest`)"))
 }
 
-/// Alternates both programs. No other traffic may use the link meanwhile.
-pub(super) fn measure(link: &Link, interrupt: &Interrupt) -> Result<Programs, Failure> {
-    let pair = Pair { link, interrupt };
+/// Alternates both programs, each with as many messages as suit a demo of `seconds`. No other traffic may use the link meanwhile.
+pub(super) fn measure(link: &Link, interrupt: &Interrupt, seconds: f64) -> Result<Programs, Failure> {
+    let seconds = seconds.min(LIMIT.as_secs_f64());
+    let messages = |per_second: f64| (per_second * seconds).max(FEWEST).ceil().to_string();
+    let (writes, sends) = (messages(WRITES_PER_SECOND), messages(SENDS_PER_SECOND));
+    let pair = Pair { link, interrupt, writes, sends };
     let bandwidth = pair.compare(Pair::perf_bandwidth, Pair::ib_write_bw)?;
     let latency = pair.compare(Pair::perf_latency, Pair::ib_send_lat)?;
     Ok(Programs {
@@ -77,6 +86,10 @@ pub(super) fn measure(link: &Link, interrupt: &Interrupt) -> Result<Programs, Fa
 struct Pair<'a> {
     link: &'a Link,
     interrupt: &'a Interrupt,
+    /// WRITEs of one run.
+    writes: String,
+    /// SENDs of one run.
+    sends: String,
 }
 
 impl Pair<'_> {
@@ -96,12 +109,12 @@ impl Pair<'_> {
     }
 
     fn perf_bandwidth(&self) -> Result<f64, Failure> {
-        let said = self.perf(&["write", "bw"], &["-s", LARGE, "-n", "8000"])?;
+        let said = self.perf(&["write", "bw"], &["-s", LARGE, "-n", &self.writes])?;
         field(&said, &["gbit_per_second"])
     }
 
     fn perf_latency(&self) -> Result<f64, Failure> {
-        let said = self.perf(&["send", "lat"], &["-s", SMALL, "-n", "20000"])?;
+        let said = self.perf(&["send", "lat"], &["-s", SMALL, "-n", &self.sends])?;
         // `latency_ns` is of the whole round trip.
         Ok(field(&said, &["latency_ns", "p50"])? / 2e3)
     }
@@ -119,13 +132,13 @@ impl Pair<'_> {
     }
 
     fn ib_write_bw(&self) -> Result<f64, Failure> {
-        let said = self.perftest("ib_write_bw", &["-s", LARGE, "-n", "8000", "--report_gbits"])?;
+        let said = self.perftest("ib_write_bw", &["-s", LARGE, "-n", &self.writes, "--report_gbits"])?;
         // Columns: #bytes #iterations BW-peak BW-average MsgRate.
         column(&said, LARGE, 3)
     }
 
     fn ib_send_lat(&self) -> Result<f64, Failure> {
-        let said = self.perftest("ib_send_lat", &["-s", SMALL, "-n", "20000"])?;
+        let said = self.perftest("ib_send_lat", &["-s", SMALL, "-n", &self.sends])?;
         // Columns: #bytes #iterations t_min t_max t_typical. Times are halves of round trips; t_typical is the median.
         column(&said, SMALL, 4)
     }
