@@ -24,6 +24,8 @@ const IQN: &str = "iqn.2026-11.example:interop";
 /// The kernel's name, as the guest's script has it.
 const INITIATOR: &str = "iqn.2026-11.example:guest";
 const SERVICE: u16 = 3260;
+/// jemalloc, in the C library's place.
+const ALLOCATOR: &str = "libjemalloc.so.2";
 /// Length of the kernel's disk in memory.
 const KERNEL_LENGTH: usize = 4 << 20;
 
@@ -112,9 +114,12 @@ fn use_kernel_target(unit: &str, roxie: &mut dyn Local, peer: &mut Peer) -> Resu
     Ok(())
 }
 
-/// Runs `qemu-img`, which must end well. libiscsi before 1.20 does not clear its connection when it makes one, so `malloc` clears memory.
+/// Runs `qemu-img`, which must end well. libiscsi before 1.20 needs an allocator that clears memory, and leaves freed memory as it is: it
+/// does not clear its connection when it makes one, and its thread posts the connection's semaphore after it was freed. glibc's
+/// `MALLOC_PERTURB_` overwrites freed memory, and such a semaphore ends the program.
 fn qemu_img(roxie: &mut dyn Local, line: &str) -> Result<(), Failed> {
-    roxie.program("env", &words(&format!("MALLOC_PERTURB_=255 qemu-img {line}")))?;
+    let script = format!("LD_PRELOAD={ALLOCATOR}:$LD_PRELOAD MALLOC_CONF=zero:true exec qemu-img {line}");
+    roxie.program("sh", &["-c".to_owned(), script])?;
     let ended = roxie.wait(ENDS_WITHIN)?;
     match ended.code {
         Some(0) => Ok(()),
