@@ -75,7 +75,11 @@ fn run_on(kernel: Kernel, name: &str) {
     let of_programs = passed(&verbs, &[&TESTS[..], &["--test-threads=1", "--nocapture"]].concat());
     assert!(of_programs.contains("2 passed") && !of_programs.contains("SKIP"), "nothing is skipped there");
     let of_clients = passed(&daemon, &OF_CLIENTS);
-    assert!(of_clients.contains("test result: ok. 1"), "more than ten tests of the NIC's clients");
+    let count = of_clients
+        .split("test result: ok. ")
+        .nth(1)
+        .and_then(|line| line.split(' ').next()?.parse::<u32>().ok());
+    assert!(count.is_some_and(|count| count >= 10), "ten tests of the NIC's clients or more: {count:?}");
 }
 
 #[test]
