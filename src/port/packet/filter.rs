@@ -77,9 +77,11 @@ const LONGEST_MANAGEMENT: u32 = IP + 60 + MANAGEMENT;
 /// The frames that a socket takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Frames that arrive for this station, and those to groups, but for the next.
-    Own,
-    /// Of those, frames to QP1 with the length of one management datagram. A flood of them so fills no ring of the others.
+    /// Frames that arrive for this station, and those to groups, up to a length in bytes, but for management datagrams.
+    Lone(u32),
+    /// Longer ones, which are trains but for jumbo frames of other stacks. A flood of lone frames so fills no slots of trains.
+    Trains(u32),
+    /// Frames to QP1 with the length of one management datagram. A flood of them so fills no ring of the others.
     Management,
     /// Frames on the loopback interface, whose MAC address no frame has as its destination, and those to groups.
     Loopback,
@@ -90,10 +92,10 @@ pub(super) enum Source {
 /// receiver counts.
 pub(super) fn program(source: Source, wishes: RxOptions, units: Option<&[u8]>) -> Vec<Instruction> {
     let own = match source {
-        Source::Own | Source::Management => TO_HOST,
+        Source::Lone(_) | Source::Trains(_) | Source::Management => TO_HOST,
         Source::Loopback => TO_OTHER_HOST,
     };
-    let mac_control = wishes.mac_control && source == Source::Own;
+    let mac_control = wishes.mac_control && matches!(source, Source::Lone(_));
     let v6 = [(LOAD_8, 0, 0, IP + V6_NEXT_HEADER), (EQUALS, 1, 0, UDP), REFUSE, (X_IS, 0, 0, V6_HEADER)];
     let v4 = [
         (LOAD_8, 0, 0, IP + V4_PROTOCOL),
@@ -117,12 +119,15 @@ pub(super) fn program(source: Source, wishes: RxOptions, units: Option<&[u8]>) -
         if wishes.roce_v1 { over_port } else { REFUSE },
     ];
     let others = (v1.len() + tags.len()) as u8;
-    let mut code = Vec::new();
-    if source == Source::Management {
-        // Lengths first, because most frames have another.
-        let lengths = [(EXCEEDS, 1, 0, LONGEST_MANAGEMENT), (REACHES, 1, 0, SHORTEST_MANAGEMENT), REFUSE];
-        code.push((LOAD_LENGTH, 0, 0, 0));
-        code.extend(lengths);
+    // Lengths first, because most frames have another.
+    let mut code = vec![(LOAD_LENGTH, 0, 0, 0)];
+    match source {
+        Source::Lone(longest) => code.extend([(EXCEEDS, 0, 1, longest), REFUSE]),
+        Source::Trains(longest) => code.extend([(EXCEEDS, 1, 0, longest), REFUSE]),
+        Source::Management => {
+            code.extend([(EXCEEDS, 1, 0, LONGEST_MANAGEMENT), (REACHES, 1, 0, SHORTEST_MANAGEMENT), REFUSE]);
+        }
+        Source::Loopback => {}
     }
     code.extend([
         (LOAD_8, 0, 0, PACKET_TYPE),
@@ -141,9 +146,9 @@ pub(super) fn program(source: Source, wishes: RxOptions, units: Option<&[u8]>) -
     code.extend(v6);
     code.extend(port);
     match source {
-        Source::Own => code.extend(refuse_management()),
+        Source::Lone(_) => code.extend(refuse_management()),
         Source::Management => code.extend(refuse_data()),
-        Source::Loopback => {}
+        Source::Trains(_) | Source::Loopback => {}
     }
     match units {
         Some(units) => code.extend(select_units(units)),

@@ -11,7 +11,7 @@
 //! | `open`, `sink`, `error` | sockets, options, errors |
 //! | `filter` | the BPF program that selects frames |
 //! | `shared` | several processes on one interface |
-//! | `ring`, `rx` | the receive ring; trains cut into frames |
+//! | `ring`, `rx` | the receive rings; trains cut into frames |
 //! | `tx` | trains (`crate::trains`) and their `virtio_net_hdr` |
 //! | `promiscuous`, `cut` | a port for all frames of an interface, each as on a wire |
 //!
@@ -95,7 +95,9 @@ impl Port for PacketPort {
     }
 
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
-        Some(self.receiver.rings[0].waiting())
+        // The fuller one.
+        let share = |(filled, slots): &(usize, usize)| (filled << 16) / slots;
+        [rx::TRAINS, rx::LONE].map(|i| self.receiver.rings[i].waiting()).into_iter().max_by_key(share)
     }
 
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {

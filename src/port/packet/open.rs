@@ -27,10 +27,15 @@ use roxie_base::frame::ETHERNET_HEADER;
 const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
-/// The receive ring: a slot holds a train of 64 KiB, or one frame. A block of 1 MiB has 15 slots. Then the ring for other processes of this
-/// host.
+/// The receive rings: a slot holds a train of 64 KiB, or one frame. A block of 1 MiB has 15 slots. First the ring of a port for all frames, then
+/// that of trains, and that for other processes of this host.
 pub(super) const RING: Size = Size { slots: 480, slot: 68 << 10 };
+const TRAIN_RING: Size = Size { slots: 240, ..RING };
 const LOOPBACK_RING: Size = Size { slots: 60, ..RING };
+/// The ring of lone frames. Path MTU 4096 makes frames of 4.3 KB.
+const LONE_RING: Size = Size { slots: 2048, slot: 8 << 10 };
+/// Longest frame in it, in bytes: the kernel's headers take 96 bytes of a slot.
+const LONGEST_LONE: u32 = (8 << 10) - 96;
 /// The ring of management datagrams: 10 ms of a flood of 200,000 a second. A slot holds the kernel's headers, 96 bytes, and the longest.
 const MANAGEMENT_RING: Size = Size { slots: 2048, slot: 512 };
 
@@ -77,8 +82,9 @@ impl PacketPort {
         };
         // Other processes of this host are reached over the loopback interface. Without one they are not.
         let loopback = member.as_ref().and_then(|_| if_nametoindex("lo").ok());
-        let mut rings = vec![ring(RING)?, ring(MANAGEMENT_RING)?];
-        let mut links = vec![(Source::Own, interface.index), (Source::Management, interface.index)];
+        let mut rings = vec![ring(LONE_RING)?, ring(TRAIN_RING)?, ring(MANAGEMENT_RING)?];
+        let own = [Source::Lone(LONGEST_LONE), Source::Trains(LONGEST_LONE), Source::Management];
+        let mut links: Vec<_> = own.into_iter().map(|source| (source, interface.index)).collect();
         if let Some(index) = loopback {
             rings.push(ring(LOOPBACK_RING)?);
             links.push((Source::Loopback, index));

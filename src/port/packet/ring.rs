@@ -32,6 +32,10 @@ const TO_GROUP: u8 = 2;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 const VLAN: u16 = 0x8100;
 
+/// Indices of words in `struct tpacket2_hdr`.
+const SECONDS: usize = 4;
+const NANOSECONDS: usize = 5;
+
 /// A slot that the kernel has filled.
 pub(super) struct Filled<'a> {
     /// The frame from the Ethernet header on, or as much as the slot had room for.
@@ -152,6 +156,16 @@ impl Ring {
             && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
+    /// Returns the arrival time of the next slot if that is filled: seconds and nanoseconds since the Unix epoch.
+    pub(super) fn head(&self) -> Option<(u32, u32)> {
+        self.is_ready().then(|| {
+            // SAFETY: a slot begins with a header of eight words, aligned to its size, within the mapping. The slot is filled, so the kernel
+            // does not change it until its status is written, which takes `&mut self`.
+            let header = unsafe { &*self.slot(self.next).cast::<[u32; 6]>() };
+            (header[SECONDS], header[NANOSECONDS])
+        })
+    }
+
     /// Takes the next filled slot. It stays valid until it is [released](Ring::release).
     pub(super) fn take(&mut self) -> Option<usize> {
         self.is_ready().then(|| {
@@ -186,7 +200,7 @@ impl Ring {
             tag: (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| half(24)),
             is_service_tag: status & TP_STATUS_VLAN_TPID_VALID != 0 && half(26) != VLAN,
             to_group: all[PACKET_TYPE] == TO_GROUP,
-            stamp: Some((word(16), word(20))),
+            stamp: Some((word(4 * SECONDS), word(4 * NANOSECONDS))),
         }
     }
 

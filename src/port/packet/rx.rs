@@ -30,9 +30,10 @@ const VLAN_NUMBER: u16 = 0x0fff;
 /// Offset in a datagram of the source QPN's upper 8 bits, if it goes to a group: BTH, Q_Key, a reserved byte (IBTA 9.3.3).
 const SOURCE_UNIT: usize = 12 + 4 + 1;
 /// Indices of the rings.
-const OWN: usize = 0;
-const MANAGEMENT: usize = 1;
-const LOOPBACK: usize = 2;
+pub(super) const LONE: usize = 0;
+pub(super) const TRAINS: usize = 1;
+const MANAGEMENT: usize = 2;
+const LOOPBACK: usize = 3;
 /// Frames of a burst after which management datagrams go first: data does not shut them out.
 const DATA_SHARE: usize = BURST / 4 * 3;
 /// Flags of a frame that is handed over: it does not show its identification; its tag precedes it.
@@ -41,7 +42,8 @@ const TAGGED: u8 = 2;
 
 /// Receives from rings.
 pub(super) struct Receiver {
-    /// The rings of the interface and of its management datagrams, and of the loopback interface if other processes share the port.
+    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then that of the loopback interface, if other processes
+    /// share the port.
     pub(super) rings: Vec<Ring>,
     /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags, the tag if there is one, and a
     /// frame without it.
@@ -187,7 +189,10 @@ impl Receiver {
 
     /// Takes the next filled slot, of management if it is its turn, or a stray.
     fn next(&mut self, is_managements: bool) -> Option<Place> {
-        let order = if is_managements { [MANAGEMENT, OWN, LOOPBACK] } else { [OWN, LOOPBACK, MANAGEMENT] };
+        let data = older(|| self.rings[LONE].head(), || self.rings[TRAINS].head())
+            .map(|older| if older == Older::Lone { LONE } else { TRAINS });
+        let data = data.unwrap_or(LOOPBACK);
+        let order = if is_managements { [MANAGEMENT, data, LOOPBACK] } else { [data, LOOPBACK, MANAGEMENT] };
         for i in order {
             if let Some(slot) = self.rings.get_mut(i).and_then(Ring::take) {
                 return Some(Place::Slot(i, slot));
@@ -474,9 +479,84 @@ fn set_payload(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
     set_lengths(headers, udp, payload);
 }
 
+/// Which of two rings has the older frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Older {
+    Lone,
+    Train,
+}
+
+/// Chooses between the rings of lone frames and of trains by the arrival time of their next frames, which each call looks up anew.
+///
+/// The kernel fills both rings in the order of arrival. So the frames that came before a frame are in their ring once that frame is seen: a
+/// ring that was empty is looked at again after the other.
+fn older<T: Ord>(lone: impl Fn() -> Option<T>, train: impl Fn() -> Option<T>) -> Option<Older> {
+    match (lone(), train()) {
+        (None, None) => None,
+        (Some(_), None) => Some(Older::Lone),
+        (Some(l), Some(t)) => Some(if l < t { Older::Lone } else { Older::Train }),
+        (None, Some(t)) => Some(if lone().is_some_and(|l| l < t) { Older::Lone } else { Older::Train }),
+    }
+}
+
 /// Converts the kernel's wall-clock stamp: subtracts its age from `now`.
 fn arrival(now: Nanos, (seconds, nanos): (u32, u32)) -> Option<Nanos> {
     let wall = Duration::from(ClockId::CLOCK_REALTIME.now().ok()?);
     let stamp = Duration::new(seconds.into(), nanos);
     Some(now - wall.saturating_sub(stamp).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Two rings that the kernel fills while the port looks at them: frame `i` of the sequence goes to the ring of trains if its bit is set.
+    struct Rings<'a> {
+        trains: u32,
+        /// Frames that have arrived, and those of each ring that were taken.
+        arrived: Cell<u32>,
+        taken: [u32; 2],
+        /// How many frames arrive before each look.
+        schedule: &'a dyn Fn() -> u32,
+    }
+
+    impl Rings<'_> {
+        /// Lets frames arrive, then returns the next frame of a ring.
+        fn head(&self, ring: u32, frames: u32) -> Option<u32> {
+            self.arrived.set((self.arrived.get() + (self.schedule)()).min(frames));
+            let of_ring = (0..self.arrived.get()).filter(|i| self.trains >> i & 1 == ring);
+            of_ring.into_iter().nth(self.taken[ring as usize] as usize)
+        }
+    }
+
+    #[test]
+    fn frames_of_two_rings_are_taken_in_order_whenever_they_arrive() {
+        const FRAMES: u32 = 5;
+        // Before each of so many looks 0, 1 or 2 frames arrive; then all.
+        const LOOKS: u32 = 8;
+        for trains in 0..1 << FRAMES {
+            for arrivals in 0..3_u32.pow(LOOKS) {
+                let rest = Cell::new((arrivals, LOOKS));
+                let schedule = || {
+                    let (digits, looks) = rest.get();
+                    rest.set((digits / 3, looks.saturating_sub(1)));
+                    if looks == 0 { FRAMES } else { digits % 3 }
+                };
+                let mut rings = Rings { trains, arrived: Cell::new(0), taken: [0; 2], schedule: &schedule };
+                let mut next = 0;
+                while next < FRAMES {
+                    let ring = match older(|| rings.head(0, FRAMES), || rings.head(1, FRAMES)) {
+                        None => continue,
+                        Some(Older::Lone) => 0,
+                        Some(Older::Train) => 1,
+                    };
+                    assert_eq!(trains >> next & 1, ring, "frame {next} of {trains:05b}, arrivals {arrivals}");
+                    rings.taken[ring as usize] += 1;
+                    next += 1;
+                }
+            }
+        }
+    }
 }

@@ -17,8 +17,9 @@ use roxie::time::Nanos;
 
 use crate::wire::*;
 
-/// Slots of the ring of data.
-const SLOTS: usize = 480;
+/// Slots of the ring of lone frames, and of that of trains.
+const SLOTS: usize = 2048;
+const TRAIN_SLOTS: usize = 240;
 
 fn open(ns: &NetNs, name: &str) -> Result<PacketPort, PacketError> {
     ns.run(|| PacketPort::open(&PacketConfig { shared: false, ..PacketConfig::new(name) })).unwrap()
@@ -93,8 +94,7 @@ fn full_ring_drops_and_counts_frames() {
     }
     let wire = Wire::new("pk-full", 1500, 1);
     let (mut left, mut right) = wire.packet_ports();
-    // Different lengths, longer each time: no two of them form a train.
-    let frames: Vec<_> = (0..SLOTS + 44).map(|i| frame(true, false, false, 100 + 2 * i, 1)).collect();
+    let frames: Vec<_> = (0..SLOTS + 44).map(|i| frame(true, false, false, 100 + i % 1400, 1)).collect();
     for sent in &frames {
         assert!(put(&mut left, sent));
         flush(&mut left);

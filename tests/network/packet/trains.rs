@@ -72,6 +72,62 @@ fn lengths(seed: u64) -> Vec<usize> {
         .collect()
 }
 
+/// Sends frames as one train.
+fn send_train(port: &mut PacketPort, frames: &[Vec<u8>]) {
+    let trains = counter(port, "tx_trains");
+    send(port, frames, |_| false);
+    assert_eq!(counter(port, "tx_trains"), trains + 1);
+}
+
+#[test]
+fn full_rings_of_lone_frames_and_of_trains_leave_room_for_each_other() {
+    if skip("full_rings_of_lone_frames_and_of_trains_leave_room_for_each_other") {
+        return;
+    }
+    let wire = Wire::new("pk-rings", 1500, 1);
+    let (mut left, mut right) = wire.packet_ports();
+    let lone = packet(false, 90, 1);
+    let train: Vec<_> = (0..10).map(|seed| packet(false, 1400, seed)).collect();
+    for _ in 0..SLOTS + 300 {
+        send(&mut left, std::slice::from_ref(&lone), |_| false);
+    }
+    send_train(&mut left, &train);
+    let received = take(&mut right, SLOTS + 300 + train.len(), A_WHILE);
+    assert_eq!((received.len(), counter(&right, "rx_out_of_buffer")), (SLOTS + train.len(), 300));
+    assert!(received[..SLOTS].iter().all(|frame| frame.len() == lone.len()), "in the order of arrival");
+
+    for _ in 0..TRAIN_SLOTS + 10 {
+        send_train(&mut left, &train);
+    }
+    send(&mut left, std::slice::from_ref(&lone), |_| false);
+    let received = take(&mut right, (TRAIN_SLOTS + 10) * train.len() + 1, A_WHILE);
+    assert_eq!(received.len(), TRAIN_SLOTS * train.len() + 1);
+    assert_eq!(counter(&right, "rx_out_of_buffer"), 300 + 10);
+}
+
+#[test]
+fn lone_frames_and_trains_are_received_in_order() {
+    if skip("lone_frames_and_trains_are_received_in_order") {
+        return;
+    }
+    let wire = Wire::new("pk-merge", 4200, 1);
+    let (mut left, mut right) = wire.packet_ports();
+    let mut sent = Vec::new();
+    for turn in 0..100 {
+        // Up to one frame or seven of the same length: 90 bytes to 28 KB, across the border between the rings.
+        let count = 1 + turn * 5 % 7;
+        let frames: Vec<_> =
+            (0..count).map(|i| packet(false, 90 + turn as usize * 40, turn * 8 + i)).collect();
+        sent.extend(all_bare(send(&mut left, &frames, |_| false), true));
+        if turn % 20 == 0 {
+            let received = take(&mut right, sent.len(), SOON);
+            assert!(all_bare(received, true) == std::mem::take(&mut sent), "up to turn {turn}");
+        }
+    }
+    assert!(all_bare(take(&mut right, sent.len(), SOON), true) == sent);
+    assert_eq!(counter(&right, "rx_out_of_buffer"), 0);
+}
+
 #[test]
 fn train_arrives_as_frames_in_order() {
     if skip("train_arrives_as_frames_in_order") {
