@@ -255,13 +255,17 @@ fn refusals_have_reasons() {
     let listener = refusing.join().unwrap();
 
     // A request that is not accepted is refused when its listener closes.
-    let leaving = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(200));
-        drop(listener);
+    let earlier = server.counters().received(Kind::Req);
+    let error = thread::scope(|scope| {
+        scope.spawn(|| {
+            while server.counters().received(Kind::Req) == earlier {
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(listener);
+        });
+        dial(&options("")).unwrap_err()
     });
-    let error = dial(&options("")).unwrap_err();
     assert!(matches!(error, DialError::Rejected { reason: RejReason::CONSUMER, .. }), "{error}");
-    leaving.join().unwrap();
 
     let error = dial(&DialOptions { private_data: vec![0; 57], ..DialOptions::default() }).unwrap_err();
     assert!(error.to_string().contains("93 bytes of private data, but REQ has room for 92"), "{error}");
