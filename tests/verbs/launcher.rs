@@ -8,6 +8,8 @@ use roxie::host::inspect::{attach, snapshots};
 use roxie::netdev::{Links, NetNs};
 use roxie::threads::as_user;
 
+use crate::site::in_time::CommandInTime;
+
 use super::{NEAR, Running, Site, copied, folder, launcher, skip};
 
 #[test]
@@ -27,6 +29,51 @@ fn only_the_program_sees_the_sysfs_view() {
     let others = site.near("udp", "test -d /sys/class/net/lo -a -c /dev/zero -a -d /dev/fd").finish();
     assert!(others.status.success(), "what was there before is gone: {others:?}");
     assert!(!std::path::Path::new("/sys/class/infiniband/roxie0").exists());
+}
+
+/// Programs, scripts and NCCL's `NCCL_IB_HCA` choose a device by its name.
+#[test]
+fn device_has_the_name_that_a_program_looks_for() {
+    if skip(
+        "device_has_the_name_that_a_program_looks_for",
+        &["ib_send_lat", "ibv_devinfo", "ucx_info", "rdma"],
+    ) {
+        return;
+    }
+    let site = Site::new("l-name");
+    let named = |name: &str, program: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+        command.args(["run", "--dev", "left", "--port", "udp", "--name", name, "--"]).args(program);
+        Running::start(&site.near, command)
+    };
+    let files = "cd /sys/class && ls infiniband && cat infiniband_verbs/uverbs0/ibdev infiniband/mlx5_0/ports/1/state \
+                 && test -c /dev/infiniband/mlx5_0";
+    let seen = named("mlx5_0", &["sh", "-c", files]).finish();
+    assert_eq!(seen.said, "mlx5_0\nmlx5_0\n4: ACTIVE\n", "{seen:?}");
+    // Where the kernel has RDMA netlink, `rdma` shows the kernel's devices.
+    let is_kernels = Command::new("rdma").arg("system").output_in_time().unwrap().status.success();
+    for (program, line) in [
+        (&["ibv_devinfo"][..], "hca_id:\tmlx5_0"),
+        (&["ucx_info", "-d"], "Device: mlx5_0:1"),
+        (&["rdma", "link"], "mlx5_0/1"),
+    ] {
+        let seen = named("mlx5_0", program).finish();
+        let is_other = program[0] == "rdma" && is_kernels;
+        assert!(is_other || seen.status.success() && seen.said.contains(line), "{seen:?}");
+        assert!(!seen.said.contains("roxie0"), "{seen:?}");
+    }
+    let exchange = "ib_send_lat -F -x 1 -n 20";
+    let mut server =
+        named("mlx5_0", &[&exchange.split(' ').collect::<Vec<_>>()[..], &["-d", "mlx5_0"]].concat());
+    server.wait_until_it_listens(18515);
+    let client = site.far("udp", &format!("{exchange} {NEAR}")).finish();
+    let server = server.finish();
+    assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
+    let absent = named("mlx5_0", &["ib_send_lat", "-F", "-d", "roxie0"]).finish();
+    assert!(!absent.status.success(), "{absent:?}");
+    let refused = named("../mlx5_0", &["true"]).finish();
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(refused.said.contains("none is '/'"), "{refused:?}");
 }
 
 /// Servers start as root and give it up before they open the device; packet sockets take CAP_NET_RAW.

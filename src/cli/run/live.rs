@@ -12,7 +12,7 @@ use roxie::threads::spawn_unsignalled;
 
 use super::counts::{Counts, LIFESPAN_MS};
 use super::tree::Tree;
-use super::view::{PORT, View};
+use super::view::View;
 
 /// Interval between two reads of the counters.
 const EACH: Duration = Duration::from_millis(LIFESPAN_MS);
@@ -34,7 +34,7 @@ pub(super) fn keep(view: View, vlans: Option<Vlans>, class: &Path) -> io::Result
         vlans,
         queries: 0,
         device: Tree::of(class, view.entries()),
-        counters: Tree::of(class, counts.entries(PORT)),
+        counters: Tree::of(class, counts.entries(&view.port_folder())),
         names: vec![view.interface.name.clone()],
         view,
         written: true,
@@ -98,7 +98,7 @@ impl ViewUpdater {
         let Ok(read) = self.reader.read() else { return 0 };
         let is_ours = |device: &Snapshot| self.names.iter().any(|name| device.interface == name.as_str());
         self.counts.add(&read, is_ours);
-        let _ = self.counters.update(&self.counts.entries(PORT));
+        let _ = self.counters.update(&self.counts.entries(&self.view.port_folder()));
         read.len()
     }
 }

@@ -24,8 +24,8 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
 use roxie::host::{
-    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, PacketRule, PacketRules, PortPlan,
-    RuleError, SelectiveRepeat, Stack,
+    Device, DeviceConfig, DeviceName, EVENTS, EventLog, LoggedEvent, OpenError, PacketRule, PacketRules,
+    PortPlan, RuleError, SelectiveRepeat, Stack,
 };
 use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
@@ -89,6 +89,9 @@ pub(crate) struct Options {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, value_name = "IFACE")]
     dev: Option<String>,
+    /// Name of the device, for programs that look for one: mlx5_0, rxe0
+    #[arg(long, value_name = "NAME", default_value_t)]
+    name: DeviceName,
     /// Port that moves frames [default: nic if one serves the interface, else packet if possible, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
@@ -138,7 +141,7 @@ fn parse_rule(text: &str) -> Result<PacketRule, RuleError> {
 #[derive(Debug, Args)]
 #[command(
     long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) \
-        with an RDMA device named roxie0 on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program \
+        with an RDMA device on an ordinary interface, named roxie0 or as --name says: no RDMA adapter, no kernel module.\n\nThe program \
         loads Roxie's libibverbs.so.1 in place of the system's. The NIC lives in the program's process, and claims the \
         interface when the program creates its first queue pair.\n\nOver packet or UDP sockets, any number of \
         programs of one user share the device: ranks of MPI, servers and their clients, however they are started. With \
@@ -212,6 +215,7 @@ pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
 /// The program's library and port.
 struct Prepared {
     library: Library,
+    name: DeviceName,
     interface: Interface,
     port: Port,
     mode: Mode,
@@ -236,7 +240,7 @@ fn prepare(options: &Options) -> Result<Prepared, Failure> {
     }
     let mode = options.mode.map_or(Mode::Auto, Mode::from);
     let nic = if preflight.port == Port::Nic { trusted_nic(&interface.name) } else { None };
-    Ok(Prepared { library, interface, port: preflight.port, mode, nic })
+    Ok(Prepared { library, name: options.name.clone(), interface, port: preflight.port, mode, nic })
 }
 
 impl Prepared {
@@ -248,12 +252,14 @@ impl Prepared {
             Port::Udp => PortPlan::Udp,
             Port::Nic => PortPlan::Nic,
         };
-        Device::open_unclaimed(&self.interface.name, plan, Stack::default(), &DeviceConfig::default())
+        let config = DeviceConfig { name: self.name.clone(), ..DeviceConfig::default() };
+        Device::open_unclaimed(&self.interface.name, plan, Stack::default(), &config)
     }
 
     fn environment(&self, options: &Options) -> Vec<(&'static str, OsString)> {
         let mut all = self.library.environment();
         all.push(("ROXIE_DEV", self.interface.name.clone().into()));
+        all.push(("ROXIE_NAME", self.name.to_string().into()));
         all.push(("ROXIE_PORT", self.port.name().into()));
         all.extend(self.nic.as_ref().map(|nic| (TRUSTED_NIC, nic.into())));
         let rules =
@@ -286,7 +292,8 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     };
     // Over UDP sockets a device has no VLANs, and no RoCE v1.
     let frames = prepared.port != Port::Udp;
-    let mut view = view::View::of(&prepared.interface, frames && arguments.options.roce_v1);
+    let mut view =
+        view::View::of(prepared.name.clone(), &prepared.interface, frames && arguments.options.roce_v1);
     let mut vlans = if frames { Vlans::on(prepared.interface.index).ok() } else { None };
     if let Some(vlans) = &mut vlans {
         view.follow_vlans(vlans.links().unwrap_or_default());

@@ -214,7 +214,7 @@ fn fill(view: &View) -> Vec<NoView> {
     let part = |part: Part| {
         let done = match part {
             Part::Sysfs => classes(view),
-            Part::Nodes => nodes(),
+            Part::Nodes => nodes(view),
         };
         done.err().map(|why| NoView { part: Some(part), why: why.told() })
     };
@@ -325,14 +325,14 @@ fn multiplexer(to: &Path) -> bool {
 
 /// Creates character nodes in `/dev/infiniband`. Programs check that they exist and can be opened. The library intercepts
 /// accesses to rdma_cm's node. Without the library, writes to it fail (`/dev/full`): a program would take silence for an answer.
-fn nodes() -> Result<(), Failed> {
+fn nodes(view: &View) -> Result<(), Failed> {
     let folder = Path::new("/dev/infiniband");
     if !folder.is_dir() {
         shadow(Path::new("/dev"))?;
         make_folder(folder)?;
     }
     empty_over(folder)?;
-    for name in View::nodes() {
+    for name in view.nodes() {
         let node = folder.join(name);
         File::create(&node).map_err(failed(format!("making {}", node.display())))?;
         let full = Path::new("/dev/full");

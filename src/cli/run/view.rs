@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use roxie::host::{GidEntry, GidTable};
+use roxie::host::{DeviceName, GidEntry, GidTable};
 use roxie::netdev::{Change, Interface, VlanLink, link_speed};
 use roxie::verbs::LocalGid;
 use roxie::wire::{Gid, RoceVersion};
@@ -14,12 +14,6 @@ use roxie::wire::{Gid, RoceVersion};
 use super::counts::Counts;
 use super::tree::{Entries, Entry, Tree};
 
-/// Name of the device.
-const DEVICE: &str = "roxie0";
-/// Its folder below `/sys/class`.
-const FOLDER: &str = "infiniband/roxie0";
-/// Folder of its port.
-pub(super) const PORT: &str = "infiniband/roxie0/ports/1";
 /// Name of its verbs node.
 const NODE: &str = "uverbs0";
 /// Name of the connection manager's node.
@@ -54,6 +48,7 @@ impl Class {
 
 /// The device as files, by their path below `/sys/class`.
 pub(super) struct View {
+    name: DeviceName,
     /// The interface as last seen.
     pub(super) interface: Interface,
     /// Station address at the start. GUIDs derive from it and do not change.
@@ -66,12 +61,22 @@ pub(super) struct View {
 
 impl View {
     /// Returns the view of a device on an interface. `roce_v1`: each address is a RoCE v1 GID as well.
-    pub(super) fn of(interface: &Interface, roce_v1: bool) -> View {
+    pub(super) fn of(name: DeviceName, interface: &Interface, roce_v1: bool) -> View {
         let mut gids = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
         if roce_v1 {
             gids.add_roce_v1();
         }
-        View { station: interface.mac, gids, interface: interface.clone(), vlans: Vec::new() }
+        View { name, station: interface.mac, gids, interface: interface.clone(), vlans: Vec::new() }
+    }
+
+    /// Returns the device's folder below `/sys/class`.
+    fn folder(&self) -> String {
+        format!("infiniband/{}", self.name)
+    }
+
+    /// Returns the folder of its port.
+    pub(super) fn port_folder(&self) -> String {
+        format!("infiniband/{}/ports/1", self.name)
     }
 
     /// Applies changes of the VLAN interfaces; `now` is their new state. True if there were some.
@@ -127,7 +132,7 @@ impl View {
         let mut file = |path: String, line: String| drop(all.insert(path, Entry::Line(line)));
         self.device(&mut file);
         self.port(&mut file);
-        node(&mut file);
+        self.node(&mut file);
         self.gids(&mut all);
         self.links(&mut all);
         all
@@ -136,6 +141,7 @@ impl View {
     fn device(&self, file: &mut impl FnMut(String, String)) {
         let [a, b, c, d, e, f] = self.station;
         let guid = format!("{:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}", a ^ 2);
+        let folder = self.folder();
         for (name, line) in [
             ("node_type", "1: CA"),
             ("node_guid", &guid),
@@ -146,32 +152,46 @@ impl View {
             ("hca_type", "roxie"),
             ("board_id", "roxie"),
         ] {
-            file(format!("{FOLDER}/{name}"), line.to_owned());
+            file(format!("{folder}/{name}"), line.to_owned());
+        }
+    }
+
+    fn node(&self, file: &mut impl FnMut(String, String)) {
+        for (path, line) in [
+            ("infiniband_verbs/abi_version".to_owned(), "6".to_owned()),
+            (format!("infiniband_verbs/{NODE}/ibdev"), self.name.to_string()),
+            (format!("infiniband_verbs/{NODE}/abi_version"), "1".to_owned()),
+            (format!("infiniband_verbs/{NODE}/dev"), "231:192".to_owned()),
+            ("misc/rdma_cm/abi_version".to_owned(), RDMA_CM_ABI.to_string()),
+            ("misc/rdma_cm/dev".to_owned(), RDMA_CM_DEV.to_owned()),
+        ] {
+            file(path, line);
         }
     }
 
     fn links(&self, all: &mut Entries) {
-        let name = &self.interface.name;
+        let (name, folder) = (&self.interface.name, self.folder());
         let mut put = |path: String, entry: Entry| drop(all.insert(path, entry));
         // If the interface is a device on a bus, so is the RDMA device.
         match fs::canonicalize(format!("/sys/class/net/{name}/device")) {
-            Ok(device) => put(format!("{FOLDER}/device"), Entry::Link(device)),
+            Ok(device) => put(format!("{folder}/device"), Entry::Link(device)),
             Err(_) => {
                 for (name, line) in
                     [("numa_node", "-1"), ("vendor", "0x0000"), ("device", "0x0000"), ("class", "0x020000")]
                 {
-                    put(format!("{FOLDER}/device/{name}"), Entry::Line(line.to_owned()));
+                    put(format!("{folder}/device/{name}"), Entry::Line(line.to_owned()));
                 }
                 let net = PathBuf::from(format!("/sys/class/net/{name}"));
-                put(format!("{FOLDER}/device/net/{name}"), Entry::Link(net));
+                put(format!("{folder}/device/net/{name}"), Entry::Link(net));
             }
         }
-        let device = PathBuf::from(format!("/sys/class/{FOLDER}/device"));
+        let device = PathBuf::from(format!("/sys/class/{folder}/device"));
         put(format!("infiniband_verbs/{NODE}/device"), Entry::Link(device));
     }
 
     fn port(&self, file: &mut impl FnMut(String, String)) {
         let running = self.interface.up && self.interface.running;
+        let port = self.port_folder();
         let (state, physical) = if running { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         for (name, line) in [
             ("state", state),
@@ -185,13 +205,14 @@ impl View {
             ("cap_mask", "0x04010000"),
             ("pkeys/0", "0xffff"),
         ] {
-            file(format!("{PORT}/{name}"), line.to_owned());
+            file(format!("{port}/{name}"), line.to_owned());
         }
     }
 
     /// Adds the GIDs and their attributes. An index without a GID has all of its files as well: programs go through the whole table,
     /// and some, like NCCL, give up at a file that does not open.
     fn gids(&self, all: &mut Entries) {
+        let port = self.port_folder();
         for index in 0..GIDS {
             let found = self.gids.iter().find(|entry| entry.index == index);
             let gid = found.map_or(Gid([0; 16]), |entry| entry.gid);
@@ -199,11 +220,11 @@ impl View {
                 RoceVersion::V1 => "IB/RoCE v1",
                 RoceVersion::V2 => "RoCE v2",
             });
-            all.insert(format!("{PORT}/gids/{index}"), Entry::Line(in_words(gid)));
+            all.insert(format!("{port}/gids/{index}"), Entry::Line(in_words(gid)));
             let interface = found.as_ref().map(|entry| self.interface_of(entry));
             for (name, line) in [("types", kind), ("ndevs", interface)] {
                 let entry = line.map_or(Entry::Link(UNREADABLE.into()), |line| Entry::Line(line.to_owned()));
-                all.insert(format!("{PORT}/gid_attrs/{name}/{index}"), entry);
+                all.insert(format!("{port}/gid_attrs/{name}/{index}"), entry);
             }
         }
     }
@@ -214,29 +235,16 @@ impl View {
     }
 
     /// Returns the names of character nodes in `/dev/infiniband` that programs open.
-    pub(super) fn nodes() -> [&'static str; 3] {
+    pub(super) fn nodes(&self) -> [&str; 3] {
         // UCX opens the second; other programs open what `ibv_get_device_list` returns as `dev_name`.
-        [NODE, DEVICE, RDMA_CM]
+        [NODE, self.name.as_str(), RDMA_CM]
     }
 
     /// Writes the view below `class`, in place of `/sys/class`, with all counters 0.
     pub(super) fn write(&self, class: &Path) -> io::Result<()> {
         let mut entries = self.entries();
-        entries.extend(Counts::default().entries(PORT));
+        entries.extend(Counts::default().entries(&self.port_folder()));
         Tree::of(class, Entries::new()).update(&entries)
-    }
-}
-
-fn node(file: &mut impl FnMut(String, String)) {
-    for (path, line) in [
-        ("infiniband_verbs/abi_version".to_owned(), "6".to_owned()),
-        (format!("infiniband_verbs/{NODE}/ibdev"), DEVICE.to_owned()),
-        (format!("infiniband_verbs/{NODE}/abi_version"), "1".to_owned()),
-        (format!("infiniband_verbs/{NODE}/dev"), "231:192".to_owned()),
-        ("misc/rdma_cm/abi_version".to_owned(), RDMA_CM_ABI.to_string()),
-        ("misc/rdma_cm/dev".to_owned(), RDMA_CM_DEV.to_owned()),
-    ] {
-        file(path, line);
     }
 }
 
@@ -264,7 +272,7 @@ mod tests {
 
     /// Returns a line of the port, or "none" if the file cannot be read.
     fn line(view: &View, path: &str) -> String {
-        match view.entries().get(&format!("{PORT}/{path}")) {
+        match view.entries().get(&format!("{}/{path}", view.port_folder())) {
             Some(Entry::Line(line)) => line.clone(),
             Some(Entry::Link(link)) if link == Path::new(UNREADABLE) => "none".into(),
             other => format!("{other:?}"),
@@ -288,7 +296,7 @@ mod tests {
 
     #[test]
     fn state_and_gids_follow_changes() {
-        let mut view = View::of(&interface(), false);
+        let mut view = View::of(DeviceName::default(), &interface(), false);
         let address = "192.0.2.9/24".parse().unwrap();
         let down = Interface { running: false, name: "eth10".into(), ..interface() };
         let changes = [
@@ -315,7 +323,7 @@ mod tests {
 
     #[test]
     fn vlan_and_roce_v1_gids_have_their_types() {
-        let mut view = View::of(&interface(), true);
+        let mut view = View::of(DeviceName::default(), &interface(), true);
         let attributes = |view: &View, index: usize| {
             let of = |kind: &str| line(view, &format!("gid_attrs/{kind}/{index}"));
             (of("types"), of("ndevs"))
@@ -354,10 +362,10 @@ mod tests {
     fn files_describe_the_interface() {
         let interface = interface();
         let folder = tempfile::tempdir().unwrap();
-        View::of(&interface, false).write(folder.path()).unwrap();
+        View::of("mlx5_0".parse().unwrap(), &interface, false).write(folder.path()).unwrap();
         let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
-        assert_eq!(read("infiniband/roxie0/node_guid"), "0000:00ff:fe11:2233\n");
-        let port = |path: &str| read(&format!("infiniband/roxie0/ports/1/{path}"));
+        assert_eq!(read("infiniband/mlx5_0/node_guid"), "0000:00ff:fe11:2233\n");
+        let port = |path: &str| read(&format!("infiniband/mlx5_0/ports/1/{path}"));
         assert_eq!(port("gids/0"), "fe80:0000:0000:0000:0000:00ff:fe11:2233\n");
         assert_eq!(port("gids/2"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
         assert_eq!(port("gids/1"), "0000:0000:0000:0000:0000:ffff:c000:0201\n");
@@ -367,12 +375,12 @@ mod tests {
         );
         assert_eq!((port("state"), port("pkeys/0")), ("4: ACTIVE\n".into(), "0xffff\n".into()));
         for (attribute, index) in [("types", 2), ("ndevs", 2), ("types", GIDS - 1)] {
-            let path = format!("infiniband/roxie0/ports/1/gid_attrs/{attribute}/{index}");
+            let path = format!("infiniband/mlx5_0/ports/1/gid_attrs/{attribute}/{index}");
             let error = fs::read(folder.path().join(&path)).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{path}: {error}");
         }
-        assert!(fs::symlink_metadata(folder.path().join("infiniband/roxie0/device/net/eth9")).is_ok());
-        assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "roxie0\n");
+        assert!(fs::symlink_metadata(folder.path().join("infiniband/mlx5_0/device/net/eth9")).is_ok());
+        assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");
         assert_eq!(read("misc/rdma_cm/abi_version"), "4\n");
     }
 }

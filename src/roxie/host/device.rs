@@ -20,6 +20,7 @@ use roxie_port::undelivered::Undelivered;
 use roxie_port::{Carries, LinkChange, Port, PortInfo};
 
 use super::adapter::{Adapter, DeviceSlot, IsOfClient};
+use super::device_name::DeviceName;
 use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
@@ -31,6 +32,8 @@ use super::state::{Handle, State};
 /// Configuration of a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceConfig {
+    /// Name of a device that is opened on an interface; [`Device::new`] and [`Device::with_workers`] have an argument for it.
+    pub name: DeviceName,
     /// Maximum numbers and sizes of objects.
     pub limits: Limits,
     /// Which threads run the NIC.

@@ -83,7 +83,7 @@ impl Device {
             neighbours: Arc::clone(&neighbours),
             vlans: resolvers.clone(),
         };
-        let device = Device::new("roxie0", port, addresses, Box::new(resolver), config)?;
+        let device = Device::new(config.name.as_str(), port, addresses, Box::new(resolver), config)?;
         let vlans = vlans.map(|vlans| VlanFollower::new(vlans, resolvers));
         device.watch(WatchedSources {
             interface,
@@ -106,7 +106,13 @@ impl Device {
         let addresses = port.addresses().to_vec();
         let interface = port.info().interface.as_deref().map(Interface::by_name);
         let resolver = Sockets::new(interface.as_ref().and_then(|found| found.as_ref().ok()));
-        let device = Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(resolver), config)?;
+        let device = Device::new(
+            config.name.as_str(),
+            stack.on(Box::new(port))?,
+            addresses,
+            Box::new(resolver),
+            config,
+        )?;
         device.share(vec![slot])?;
         match interface {
             Some(Ok(interface)) => {
@@ -129,7 +135,8 @@ impl Device {
         let found = Interface::by_name(interface)?;
         let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
         let setup = InterfaceSetup::of(found, nic.port().carries, config)?;
-        let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config)?;
+        let device =
+            Device::attached(config.name.as_str(), nic, setup.addresses, setup.resolver, &setup.config)?;
         device.watch(setup.sources)?;
         Ok(Some(device))
     }
@@ -179,7 +186,8 @@ impl Device {
         let setup = InterfaceSetup::of(found, carries, config)?;
         let port = || Box::new(UnclaimedPort::new(info.clone())) as Box<dyn Port>;
         let ports = (0..workers).map(|_| port()).collect();
-        let device = Device::on_ports("roxie0", ports, setup.addresses, setup.resolver, &setup.config)?;
+        let device =
+            Device::on_ports(config.name.as_str(), ports, setup.addresses, setup.resolver, &setup.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         device.watch(setup.sources)?;

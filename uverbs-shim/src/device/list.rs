@@ -1,4 +1,4 @@
-//! The device list: one device, `roxie0`, on the interface that the environment names ([`crate::device::settings`]).
+//! The device list: one device on the interface that the environment names ([`crate::device::settings`]).
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use crate::abi::{ibv_device, ibv_node_type, ibv_transport_type};
 use crate::base::cancellation::Uncancelled;
 use crate::base::object::{fill, put, set_errno};
-use crate::device::settings::{NAME, interface, node_guid};
+use crate::device::settings::{interface, node_guid};
 use crate::netlink;
 // Used by `ucma`.
 use crate::device::settings::settings;
@@ -42,10 +42,11 @@ pub(crate) fn the_device() -> *mut ibv_device {
             transport_type: ibv_transport_type::IBV_TRANSPORT_IB,
             ..ibv_device::default()
         };
-        fill(&mut device.name, NAME);
+        let name = settings().name.as_str();
+        fill(&mut device.name, name);
         fill(&mut device.dev_name, DEV_NAME);
         fill(&mut device.dev_path, &format!("/sys/class/infiniband_verbs/{DEV_NAME}"));
-        fill(&mut device.ibdev_path, &format!("/sys/class/infiniband/{NAME}"));
+        fill(&mut device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
         TheDevice(Box::into_raw(Box::new(VerbsDevice { device, operations: &OPERATIONS, rest: [0; 16] })))
     });
     DEVICE.0.cast()
@@ -75,7 +76,7 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     }
 }
 
-/// Returns the device's name, `roxie0`.
+/// Returns the device's name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: the contract: a device of the list; its name is never written again.

@@ -83,6 +83,7 @@ impl Nic {
         let congestion = settings.congestion.clone();
         let control_file = settings.control_file.clone();
         let config = DeviceConfig {
+            name: settings.name.clone(),
             drive: settings.drive,
             cores: settings.cores.clone(),
             congestion,

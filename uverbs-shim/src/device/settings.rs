@@ -2,6 +2,7 @@
 //!
 //! `roxie run` sets the environment:
 //! * `ROXIE_DEV`: the interface;
+//! * `ROXIE_NAME`: the device's name;
 //! * `ROXIE_PORT`: `xdp`, `udp` or `nic`;
 //! * `ROXIE_MODE`: the mode of AF_XDP;
 //! * `ROXIE_CORES`: the cores of the workers' threads, `2,3` or `2-5`; without it, the program's own polling runs the NIC;
@@ -18,7 +19,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::{Drive, MAX_WORKERS};
-use roxie::host::{PacketRule, PacketRules, PortPlan, SelectiveRepeat};
+use roxie::host::{DeviceName, PacketRule, PacketRules, PortPlan, SelectiveRepeat};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -26,14 +27,14 @@ use roxie::time::Nanos;
 
 use crate::base::report;
 
-/// Name of the device.
-pub(crate) const NAME: &str = "roxie0";
 /// How long the engine's own thread spins before it sleeps.
 const SPIN: Nanos = Nanos::from_micros(50);
 
 /// Settings of the device.
 #[derive(Debug)]
 pub(crate) struct Settings {
+    /// Name of the device.
+    pub(crate) name: DeviceName,
     interface: Option<String>,
     pub(crate) port: PortPlan,
     pub(crate) drive: Drive,
@@ -105,6 +106,7 @@ pub(crate) fn settings() -> &'static Settings {
         let launcher = variable("ROXIE_ORPHANS");
         let interface = variable("ROXIE_DEV");
         Settings {
+            name: parsed("ROXIE_NAME", "roxie0").unwrap_or_default(),
             interface,
             port,
             drive,

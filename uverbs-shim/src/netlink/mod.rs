@@ -223,7 +223,7 @@ fn facts() -> Option<nldev::Device> {
     let mut named = KINDS.map(|name| (name, 0));
     named.iter_mut().zip(counts).for_each(|(entry, count)| entry.1 = count);
     Some(nldev::Device {
-        name: crate::device::settings::NAME.to_owned(),
+        name: settings().name.to_string(),
         firmware: env!("CARGO_PKG_VERSION").to_owned(),
         guid: u64::from_be(node_guid()),
         capabilities: crate::device::query::CAPABILITIES.into(),
