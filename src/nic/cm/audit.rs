@@ -32,10 +32,13 @@ impl Manager {
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
         let asking = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
-        let examined = all
-            .iter()
-            .filter(|(_, connection)| connection.suspicion.as_ref().is_some_and(|s| s.is_open()))
-            .count();
+        let mut examined = BTreeMap::new();
+        let is_open = |c: &&Connection| c.suspicion.as_ref().is_some_and(|suspicion| suspicion.is_open());
+        for connection in all.iter().map(|(_, connection)| *connection).filter(is_open) {
+            *examined.entry(connection.route.remote).or_insert(0) += 1;
+        }
+        let (open, open_by_address) = self.open_examinations.counts();
+        let examined_in_all = examined.values().sum::<u32>() as usize;
         let waits = all.iter().filter(|(_, connection)| connection.place.is_some());
         let waits = waits.filter(|(_, connection)| !connection.keeps_place()).count();
         differ("half-open connections by address", &self.half_open, &half_open)
@@ -43,7 +46,8 @@ impl Manager {
             .or_else(|| differ("connections by the peer's QPs", &self.by_peer_qp, &by_peer_qp))
             .or_else(|| differ("requests in backlogs", &self.listeners.pending(&pending), &pending))
             .or_else(|| differ("connections that wait for a first answer", &self.asking, &(asking as u32)))
-            .or_else(|| differ("connections that are examined", &self.suspicions, &(examined as u32)))
+            .or_else(|| differ("examined connections by address", open_by_address, &examined))
+            .or_else(|| differ("connections that are examined", &open, &examined_in_all))
             .or_else(|| differ("answered requests that are in a backlog", &waits, &0))
     }
 }

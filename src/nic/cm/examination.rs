@@ -11,9 +11,11 @@
 //!
 //! A connection that is alive stays. Requests for its QP are dropped for the rest of the second, so that they cause three packets a second at most.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use roxie_base::time::Nanos;
-use roxie_wire::Qpn;
 use roxie_wire::cm::{Ari, CommId, PrivateData, RejReason, Req};
+use roxie_wire::{Gid, Qpn};
 
 use super::Route;
 use super::connection::State;
@@ -24,7 +26,7 @@ use super::transitions::Cause;
 const STEPS: [Nanos; 4] =
     [Nanos::from_millis(100), Nanos::from_millis(400), Nanos::from_millis(700), Nanos::from_millis(1000)];
 /// Maximum number of connections that are examined at a time, and whose peer was not heard yet.
-const MOST: u32 = 256;
+const MOST: usize = 256;
 
 /// The examination of a connection.
 #[derive(Clone, Debug)]
@@ -65,6 +67,52 @@ impl Suspicion {
     }
 }
 
+/// Connections that are examined and whose peer was not heard yet, with the peer's address.
+#[derive(Debug, Default)]
+pub(super) struct OpenExaminations {
+    /// The oldest examination comes first.
+    by_age: VecDeque<(CommId, Gid)>,
+    by_address: BTreeMap<Gid, u32>,
+}
+
+impl OpenExaminations {
+    /// Returns the examination that gives its place to one of `address`: the oldest of the address with the most places, if `address` has at
+    /// least two places fewer. `None`: there is a free place. `Err`: there is none.
+    fn make_place(&self, address: Gid) -> Result<Option<CommId>, ()> {
+        if self.by_age.len() < MOST {
+            return Ok(None);
+        }
+        let places = |address: &Gid| self.by_address.get(address).copied().unwrap_or_default();
+        let most = self.by_address.values().copied().max().unwrap_or_default();
+        if most <= places(&address) + 1 {
+            return Err(());
+        }
+        let oldest = self.by_age.iter().find(|(_, address)| places(address) == most);
+        oldest.map(|(id, _)| Some(*id)).ok_or(())
+    }
+
+    fn add(&mut self, id: CommId, address: Gid) {
+        self.by_age.push_back((id, address));
+        *self.by_address.entry(address).or_default() += 1;
+    }
+
+    pub(super) fn remove(&mut self, id: CommId) {
+        let Some(at) = self.by_age.iter().position(|(examined, _)| *examined == id) else { return };
+        let Some((_, address)) = self.by_age.remove(at) else { return };
+        if let Some(count) = self.by_address.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&address);
+            }
+        }
+    }
+
+    /// Returns the number of examinations, and the number of each address.
+    pub(super) fn counts(&self) -> (usize, &BTreeMap<Gid, u32>) {
+        (self.by_age.len(), &self.by_address)
+    }
+}
+
 impl Manager {
     /// Returns the next question to the NIC, for [`examined`](Manager::examined).
     pub fn poll_examination(&mut self) -> Option<Examination> {
@@ -82,7 +130,7 @@ impl Manager {
         if has_heard {
             suspicion.is_alive = true;
             let end = suspicion.since + STEPS[STEPS.len() - 1];
-            self.suspicions -= 1;
+            self.open_examinations.remove(id);
             self.counters.peers_alive += 1;
             return self.set_timer(id, end);
         }
@@ -101,21 +149,38 @@ impl Manager {
 
     /// Begins to examine an established connection. A request is dropped if the connection is examined already, or too many are.
     pub(super) fn examine(&mut self, now: Nanos, id: CommId, request: Option<(u64, Req, Route)>) {
-        let is_full = self.suspicions >= MOST;
-        let Some(connection) = self.table.get_mut(id).filter(|c| c.state == State::Established) else {
+        let Some(connection) = self.table.get(id).filter(|c| c.state == State::Established) else {
             return;
         };
-        if connection.suspicion.is_some() || is_full {
+        let address = connection.route.remote;
+        let place = match connection.suspicion {
+            Some(_) => Err(()),
+            None => self.open_examinations.make_place(address),
+        };
+        let Ok(place) = place else {
             self.counters.names_connected_qp += u64::from(request.is_some());
             return;
+        };
+        if let Some(other) = place {
+            self.stop_examining(other);
         }
+        let Some(connection) = self.table.get_mut(id) else { return };
         let request = request.map(|(tid, req, route)| SuspectRequest { tid, req: Box::new(req), route });
         let suspicion = Suspicion { since: now, asked: 0, is_alive: false, request };
         connection.suspicion = Some(Box::new(suspicion));
         let qpn = connection.local_qpn;
-        self.suspicions += 1;
+        self.open_examinations.add(id, address);
         self.examinations.push_back(Examination { id, qpn, asks: false, step: 0 });
         self.set_timer(id, now + STEPS[0]);
+    }
+
+    /// Ends the examination of a connection, which stays.
+    fn stop_examining(&mut self, id: CommId) {
+        self.cancel_timer(id);
+        self.open_examinations.remove(id);
+        let suspicion = self.table.get_mut(id).and_then(|connection| connection.suspicion.take());
+        self.counters.names_connected_qp +=
+            u64::from(suspicion.is_some_and(|suspicion| suspicion.request.is_some()));
     }
 
     /// Continues an examination after its timer has expired.
@@ -144,7 +209,7 @@ impl Manager {
         let Some(suspicion) = connection.suspicion.take() else { return };
         let key = connection.connected_key();
         connection.connected = None;
-        self.suspicions -= 1;
+        self.open_examinations.remove(id);
         self.forget_peer_qp(key, id);
         if let Some(SuspectRequest { tid, req, route }) = suspicion.request {
             self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);

@@ -13,7 +13,7 @@ use super::admission::DroppedRequests;
 use super::connection::{Connection, Outgoing, RemoteKey, State, span};
 use super::counters::CmCounters;
 use super::early::EarlyRequests;
-use super::examination::Examination;
+use super::examination::{Examination, OpenExaminations};
 use super::listeners::{Listeners, Place, Waiting};
 use super::table::Table;
 use super::transitions::{self, Cause};
@@ -103,8 +103,7 @@ pub struct Manager {
     pub(super) transmits: VecDeque<Transmit>,
     pub(super) events: VecDeque<Event>,
     pub(super) examinations: VecDeque<Examination>,
-    /// Number of connections that are examined.
-    pub(super) suspicions: u32,
+    pub(super) open_examinations: OpenExaminations,
     pub(super) counters: CmCounters,
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
@@ -134,7 +133,7 @@ impl Manager {
             transmits: VecDeque::new(),
             events: VecDeque::new(),
             examinations: VecDeque::new(),
-            suspicions: 0,
+            open_examinations: OpenExaminations::default(),
             counters: CmCounters::default(),
             due: Vec::new(),
             early: EarlyRequests::new(),
@@ -365,7 +364,9 @@ impl Manager {
         if before != state {
             self.note_transition(before, cause, Some(state));
         }
-        self.suspicions -= u32::from(examined.is_some_and(|suspicion| suspicion.is_open()));
+        if examined.is_some_and(|suspicion| suspicion.is_open()) {
+            self.open_examinations.remove(id);
+        }
         self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
         if let Some(place) = released {
             self.listeners.release(place.listener, id);

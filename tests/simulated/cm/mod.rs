@@ -8,6 +8,7 @@ mod connect;
 mod counted;
 mod disconnect;
 mod early;
+mod examined;
 mod handover;
 mod lost;
 mod pair;
