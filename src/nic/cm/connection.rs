@@ -127,8 +127,8 @@ pub(super) struct Connection {
     pub(super) repeat_until: Nanos,
     /// True once a message from the peer has arrived.
     pub(super) heard: bool,
-    /// True once the request was repeated to a peer that had an old connection of the QP.
-    pub(super) was_stale: bool,
+    /// Number of times that the request was repeated because the peer had an old connection of the QP.
+    pub(super) stale_refusals: u8,
     /// The examination of the established connection, if there is one.
     pub(super) suspicion: Option<Box<Suspicion>>,
     /// Messages that may be sent to an unproven address before its next one. `None`: any number.
@@ -197,7 +197,7 @@ impl Connection {
             linger: Nanos::ZERO,
             repeat_until: Nanos::ZERO,
             heard: false,
-            was_stale: false,
+            stale_refusals: 0,
             suspicion: None,
             budget: None,
         }

@@ -10,15 +10,18 @@
 //! ```
 //!
 //! A connection that is alive stays. Requests for its QP are dropped for the rest of the second, so that they cause three packets a second at most.
+//!
+//! A connection that is not established, or no longer, is not examined: the request is refused, and the manager repeats the message that
+//! the connection waits for an answer to. A peer that has restarted answers a REP with a REJ, and a DREQ with a DREP.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use roxie_base::time::Nanos;
-use roxie_wire::cm::{Ari, CommId, PrivateData, RejReason, Req};
+use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, Mra, PrivateData, RejReason, Req, Stage};
 use roxie_wire::{Gid, Qpn};
 
 use super::Route;
-use super::connection::State;
+use super::connection::{State, span};
 use super::manager::Manager;
 use super::transitions::Cause;
 
@@ -27,6 +30,8 @@ const STEPS: [Nanos; 4] =
     [Nanos::from_millis(100), Nanos::from_millis(400), Nanos::from_millis(700), Nanos::from_millis(1000)];
 /// Maximum number of connections that are examined at a time, and whose peer was not heard yet.
 const MOST: usize = 256;
+/// Timeout code of an examination, 1.07 s. A requester that waits less for an answer gets an MRA with it.
+const TIMEOUT_CODE: u8 = 18;
 
 /// The examination of a connection.
 #[derive(Clone, Debug)]
@@ -67,7 +72,7 @@ impl Suspicion {
     }
 }
 
-/// Connections that are examined and whose peer was not heard yet, with the peer's address.
+/// Connections that are examined, until the peer is heard, with the peer's address.
 #[derive(Debug, Default)]
 pub(super) struct OpenExaminations {
     /// The oldest examination comes first.
@@ -139,30 +144,30 @@ impl Manager {
         }
     }
 
-    /// Handles a request for the QP of connection `old`'s peer.
-    pub(super) fn suspect(&mut self, now: Nanos, old: CommId, tid: u64, req: Req, route: Route) {
-        if self.table.get(old).is_none_or(|connection| connection.state != State::Established) {
-            return self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
-        }
-        self.examine(now, old, Some((tid, req, route)));
-    }
-
-    /// Begins to examine an established connection. A request is dropped if the connection is examined already, or too many are.
+    /// Handles a message that names the QP of this connection's peer, perhaps a request. Begins to examine an established connection. A request
+    /// is dropped if the connection is examined already, or too many are.
     pub(super) fn examine(&mut self, now: Nanos, id: CommId, request: Option<(u64, Req, Route)>) {
-        let Some(connection) = self.table.get(id).filter(|c| c.state == State::Established) else {
-            return;
-        };
+        let Some(connection) = self.table.get(id) else { return };
+        if connection.state != State::Established {
+            if let Some((tid, req, route)) = request {
+                self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
+            }
+            return self.ask_again(id);
+        }
         let address = connection.route.remote;
-        let place = match connection.suspicion {
-            Some(_) => Err(()),
-            None => self.open_examinations.make_place(address),
-        };
+        let place =
+            if connection.suspicion.is_some() { Err(()) } else { self.open_examinations.make_place(address) };
         let Ok(place) = place else {
             self.counters.names_connected_qp += u64::from(request.is_some());
             return;
         };
         if let Some(other) = place {
             self.stop_examining(other);
+        }
+        if let Some((tid, req, route)) = &request
+            && span(req.remote_cm_response_timeout, TIMEOUT_CODE) < STEPS[STEPS.len() - 1]
+        {
+            self.ask_to_wait(*tid, req, *route);
         }
         let Some(connection) = self.table.get_mut(id) else { return };
         let request = request.map(|(tid, req, route)| SuspectRequest { tid, req: Box::new(req), route });
@@ -181,6 +186,33 @@ impl Manager {
         let suspicion = self.table.get_mut(id).and_then(|connection| connection.suspicion.take());
         self.counters.names_connected_qp +=
             u64::from(suspicion.is_some_and(|suspicion| suspicion.request.is_some()));
+    }
+
+    /// Sends an MRA for a request that is not answered within the time that it allows. The request has no ID here.
+    fn ask_to_wait(&mut self, tid: u64, req: &Req, route: Route) {
+        let mra = Mra {
+            local_comm_id: CommId(0),
+            remote_comm_id: req.local_comm_id,
+            message: Stage::Req,
+            service_timeout: TIMEOUT_CODE,
+            private_data: PrivateData::EMPTY,
+        };
+        self.send(route, tid, &CmMessage::Mra(mra));
+    }
+
+    /// Repeats the message that a connection waits for an answer to. A peer that does not know the connection ends it by its answer, and its next
+    /// request is then accepted.
+    fn ask_again(&mut self, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        match connection.state {
+            State::RepSent | State::MraRepRcvd => {
+                // To an address that has confirmed nothing, this message and the REJ that ends the wait.
+                connection.budget = connection.budget.map(|left| left.max(2));
+                self.send_again(id, Kind::Rep);
+            }
+            State::DreqSent => self.send_again(id, Kind::Dreq),
+            _ => {}
+        }
     }
 
     /// Continues an examination after its timer has expired.

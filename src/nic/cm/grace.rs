@@ -13,8 +13,12 @@ use super::manager::Manager;
 
 /// Delay before a refused request is repeated.
 const AGAIN: Nanos = Nanos::from_millis(20);
-/// Delay before a request is repeated that was refused as stale: the peer ends the old connection first.
+/// Delay before a request is repeated that was refused as stale: the peer ends the old connection first. The delay doubles with each further
+/// repetition until an answer arrives.
 const AFTER_STALE: Nanos = Nanos::from_millis(100);
+/// Number of times that a request may be refused as stale before the consumer is told. Each refusal has the peer repeat its message for the old
+/// connection, which may be lost.
+const STALE_REFUSALS: u8 = 3;
 
 impl Manager {
     /// Lets a request without a listener wait, or refuses it.
@@ -61,14 +65,19 @@ impl Manager {
         insists
     }
 
-    /// Repeats a request once, because the peer has just ended an old connection of our QP. Returns false if that was done before.
+    /// Repeats a request that was refused because the peer has an old connection of our QP, which it is about to end. Returns false if the
+    /// request was refused too often.
     pub(super) fn repeat_stale(&mut self, now: Nanos, id: CommId) -> bool {
         let insists = self.config.insistence > Nanos::ZERO;
-        let Some(connection) = self.table.get_mut(id).filter(|c| insists && !c.was_stale) else {
+        let Some(connection) =
+            self.table.get_mut(id).filter(|c| insists && c.stale_refusals < STALE_REFUSALS)
+        else {
             return false;
         };
-        connection.was_stale = true;
-        self.repeat_at(id, now + AFTER_STALE);
+        connection.stale_refusals += 1;
+        connection.pause = AFTER_STALE;
+        connection.answer_due = now + AFTER_STALE + connection.answer_timeout;
+        self.wait_on(now, id);
         true
     }
 

@@ -82,7 +82,7 @@ impl Manager {
         if let Some(&old) = self.by_peer_qp.get(&peer_qp)
             && self.listeners.serves(req.service_id, route.local)
         {
-            return self.suspect(now, old, tid, req, route);
+            return self.examine(now, old, Some((tid, req, route)));
         }
         let Some(place) = self.admit(now, &key, req.service_id, &route) else {
             return;
@@ -352,11 +352,12 @@ impl Manager {
         let Some((id, state)) = self.rejected(&rej, &route) else { return };
         let of_req = rej.message == Stage::Req;
         let no_listener = of_req && rej.reason == RejReason::INVALID_SERVICE_ID;
-        let was_stale = self.table.get(id).is_some_and(|connection| connection.was_stale);
+        let was_stale = self.table.get(id).is_some_and(|connection| connection.stale_refusals > 0);
         let of_earlier_copy = no_listener || of_req && was_stale && rej.reason == RejReason::STALE;
         match state {
             State::ReqSent if no_listener && self.repeat_request(now, id) => {}
-            State::ReqSent if rej.reason == RejReason::STALE && self.repeat_stale(now, id) => {}
+            State::ReqSent | State::RepWait
+                if rej.reason == RejReason::STALE && self.repeat_stale(now, id) => {}
             // The answer to an earlier copy of our REQ.
             State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if of_earlier_copy => {
                 self.counters.count_duplicate(Kind::Rej);

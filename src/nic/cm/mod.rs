@@ -58,8 +58,8 @@
 //! * Timeouts and retries that a peer asks for are granted within limits.
 //! * Each address has a quota of half-open connections.
 //! * If the table is full, the oldest connection that its peer has not confirmed is evicted.
-//! * Each message causes at most one message in return; two, if it reveals a stale connection. An accepted request causes
-//!   three, until its address has confirmed a connection once.
+//! * Each message causes at most one message in return; two, if it reveals a stale connection, and an MRA before these if
+//!   their time is short. An accepted request causes three, until its address has confirmed a connection once.
 //! * A request that names the QP of a connected peer ends the connection only if the peer is silent for a second.
 //! * Messages of a connection are accepted from its peer's address only.
 //! * Malformed messages, messages for unknown connections, and messages in the wrong state are counted.

@@ -14,6 +14,7 @@ mod lost;
 mod pair;
 mod refuse;
 mod resolve;
+mod restarted;
 mod simulation;
 mod soon;
 mod stale;

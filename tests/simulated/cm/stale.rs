@@ -168,6 +168,7 @@ fn forged(number: u32, service_id: ServiceId) -> CmMessage {
         local_ca_guid: config(A).ca_guid,
         local_qpn: request().qp.qpn,
         path_mtu: 3,
+        remote_cm_response_timeout: 20,
         ..Req::default()
     };
     req.primary_path.local_gid = address(A).into();
