@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::isolation::attached;
-use super::{Quota, nic};
+use super::{Nic, Quota, nic};
 use roxie::host::{ConnectionService, Consumer, Device, QueuePair};
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
 use roxie_base::time::Nanos;
@@ -86,24 +86,39 @@ fn request_for_another_clients_qp_is_not_sent() {
     }
 }
 
-#[test]
-fn reply_with_another_clients_qp_is_not_sent() {
-    let nic = nic(Quota::default());
-    let [own, other] = [attached(&nic), attached(&nic)];
-    let (server, requests) = service(&own);
-    listen(&own, &server);
+/// Has a client answer two requests: with a QP that is not its own, and with one of its own.
+fn answers_with_own_alone(nic: &Nic, own: &Device, qps: [&QueuePair; 2]) {
+    let (server, requests) = service(own);
+    listen(own, &server);
     let (client, replies) = service(&nic.far);
-    let [own_qp, other_qp] = [queue_pair(&own), queue_pair(&other)];
-    for (qpn, is_own) in [(other_qp.qpn(), false), (own_qp.qpn(), true)] {
-        ask(&client, [&nic.far, &own], Qpn::new(0x20 + u32::from(is_own)));
+    for (qpn, is_own) in [(qps[0].qpn(), false), (qps[1].qpn(), true)] {
+        ask(&client, [&nic.far, own], Qpn::new(0x20 + u32::from(is_own)));
         let id = requests.recv_timeout(PATIENCE).expect("a request").id();
         let options = AcceptOptions { qp: named(qpn), ..AcceptOptions::default() };
         server.with(|manager, _, now| manager.accept(now, id, &options)).expect("a request that waits");
         if is_own {
             assert!(matches!(replies.recv_timeout(PATIENCE), Ok(Event::Reply { .. })));
         } else {
-            nic.wait("refused", |_| counted(&own) > 0);
+            nic.wait("refused", |_| counted(own) > 0);
             assert!(replies.recv_timeout(Duration::from_millis(50)).is_err());
         }
     }
+}
+
+#[test]
+fn reply_with_another_clients_qp_is_not_sent() {
+    let nic = nic(Quota::default());
+    let [own, other] = [attached(&nic), attached(&nic)];
+    let [own_qp, other_qp] = [queue_pair(&own), queue_pair(&other)];
+    answers_with_own_alone(&nic, &own, [&other_qp, &own_qp]);
+}
+
+/// Targets of XRC connections have no queues.
+#[test]
+fn reply_with_another_clients_target_is_not_sent() {
+    let nic = nic(Quota::default());
+    let [own, other] = [attached(&nic), attached(&nic)];
+    let target = |device: &Device| device.open_xrcd().expect("room").create_target().expect("room");
+    let [own_target, other_target] = [target(&own), target(&other)];
+    answers_with_own_alone(&nic, &own, [&other_target, &own_target]);
 }

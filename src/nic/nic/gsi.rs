@@ -7,6 +7,7 @@
 //! A client's requests for connections (REQ) and replies (REP) may name its own QPs only: a peer ends the connection of a QP that connects anew.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::table::NumberedTable;
 use super::{ControlError, GsiRoutes, Nic, QpEntry};
@@ -95,8 +96,8 @@ fn offset_of_qpn(attribute: u16) -> Option<usize> {
     }
 }
 
-/// True if a frame of a client's QP1 is a REQ or a REP for a QP that is not the client's. The target of an XRC connection, which has no
-/// queues, is any client's in a REP. Reserved numbers are no client's: a program without a QP names 0.
+/// True if a frame of a client's QP1 is a REQ or a REP for a QP that is not the client's. Reserved numbers are no client's: a program without a
+/// QP names 0.
 pub(super) fn names_foreign_qp(qps: &NumberedTable<QpEntry>, gsi: &QpEntry, frame: &Frame<'_>) -> bool {
     let Some(page) = gsi.sends.page() else { return false };
     let Ok(packet) = parse(frame) else { return false };
@@ -113,10 +114,14 @@ pub(super) fn names_foreign_qp(qps: &NumberedTable<QpEntry>, gsi: &QpEntry, fram
         return false;
     }
     let named = qps.name_of(qpn.value()).and_then(|name| qps.get(name));
-    let is_own = |qp: &QpEntry| {
-        qp.sends.page() == Some(page) || attribute == Kind::Rep as u16 && qp.qp.qp_type == QpType::XrcRecv
-    };
+    // The target of an XRC connection has no queues, and so no page. A REP names it.
+    let is_target = |qp: &QpEntry| attribute == Kind::Rep as u16 && qp.qp.qp_type == QpType::XrcRecv;
+    let is_own = |qp: &QpEntry| qp.sends.page() == Some(page) || is_target(qp) && has_same_client(qp, gsi);
     !named.is_some_and(is_own)
+}
+
+fn has_same_client(a: &QpEntry, b: &QpEntry) -> bool {
+    matches!((&a.client, &b.client), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
 }
 
 impl Nic {

@@ -181,7 +181,7 @@ struct QpEntry {
     refused_ip_id: u16,
     /// The state of a QP that waits for copies.
     parked: Option<Box<parked::Parked>>,
-    /// The process of the copies that the QP has waited for last.
+    /// The memory of the client that owns the QP, or of the first process for the copies of which the QP has waited.
     client: Option<Arc<RemoteMemory>>,
     log: log::QpLog,
 }
