@@ -322,10 +322,15 @@ impl Client {
                 Some(self.account.charge_instead(cost, changed.and_then(|object| owned.charge_of(object)))?)
             }
         };
-        let answer = registry.call(command)?;
+        let answer = registry.call(command);
+        let made = match &answer {
+            Ok(answer) => answer.made(),
+            Err(ControlError::CopyOverdue) => None, // The command has taken effect.
+            Err(error) => return Err(error.clone()),
+        };
         {
             let mut owned = lock(&self.owned);
-            if let (Some(charge), Some(object)) = (charge, answer.made().or(changed)) {
+            if let (Some(charge), Some(object)) = (charge, made.or(changed)) {
                 owned.enter(object, making, charge);
             }
             if let Some(gone) = gone {
@@ -336,6 +341,7 @@ impl Client {
             }
             self.events.retain(|event| owned.concerns(event));
         }
+        let answer = answer?;
         if let Answer::Qp(made) = &answer {
             self.set_up(registry, made.index, making.role).inspect_err(|_| {
                 // The client does not hear of the QP, so it could not destroy it.

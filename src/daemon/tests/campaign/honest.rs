@@ -11,8 +11,8 @@ use roxie_nic::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
 use roxie_nic::shared::work_queue::Payload;
 use roxie_nic::shared::{CompletionRing, RecvRing, SendRing};
 use roxie_nic::verbs::{
-    Access, AddressVector, CqIndex, Gid, LKey, Mtu, PdId, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey,
-    SendWr, Sge, WcStatus, WrOpcode,
+    Access, AddressVector, CqIndex, Gid, LKey, Mtu, PdId, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn,
+    RKey, SendWr, Sge, WcStatus, WrOpcode,
 };
 
 /// Words of a message, and of a client's memory.
@@ -25,6 +25,39 @@ const PLACED: usize = 128;
 const COUNTER: usize = 192;
 const OLD: usize = 193;
 const HONEST: QpCaps = QpCaps { max_send_wr: 8, max_recv_wr: 8, ..CAPS };
+
+/// Returns the steps to RTS of a QP, given its own side and that of its peer.
+pub(super) fn steps([own, other]: [usize; 2], dest_qpn: Qpn) -> [QpAttr; 3] {
+    let gid = |side: usize| Gid::from(std::net::IpAddr::from([192, 0, 2, side as u8 + 1]));
+    let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];
+    let (sgid, dgid, smac, dmac) = (gid(own), gid(other), mac(own), mac(other));
+    let av = AddressVector::new(sgid, dgid, smac, dmac);
+    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    let init = QpAttr {
+        pkey_index: Some(0),
+        port: Some(1),
+        access: Some(Access::READ_WRITE | Access::REMOTE_ATOMIC),
+        ..to(QpState::Init)
+    };
+    let rtr = QpAttr {
+        av: Some(av),
+        path_mtu: Some(Mtu::Mtu256),
+        dest_qpn: Some(dest_qpn),
+        rq_psn: Some(Psn::new(7)),
+        max_dest_rd_atomic: Some(2),
+        min_rnr_timer: Some(1),
+        ..to(QpState::Rtr)
+    };
+    let rts = QpAttr {
+        sq_psn: Some(Psn::new(7)),
+        timeout: Some(14),
+        retry_cnt: Some(7),
+        rnr_retry: Some(7),
+        max_rd_atomic: Some(2),
+        ..to(QpState::Rts)
+    };
+    [init, rtr, rts]
+}
 
 /// One of the clients.
 struct End {
@@ -79,35 +112,7 @@ impl End {
     }
 
     fn connect(&self, own: usize, peer: &End, other: usize) {
-        let gid = |side: usize| Gid::from(std::net::IpAddr::from([192, 0, 2, side as u8 + 1]));
-        let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];
-        let (sgid, dgid, smac, dmac) = (gid(own), gid(other), mac(own), mac(other));
-        let av = AddressVector::new(sgid, dgid, smac, dmac);
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        let init = QpAttr {
-            pkey_index: Some(0),
-            port: Some(1),
-            access: Some(Access::READ_WRITE | Access::REMOTE_ATOMIC),
-            ..to(QpState::Init)
-        };
-        let rtr = QpAttr {
-            av: Some(av),
-            path_mtu: Some(Mtu::Mtu256),
-            dest_qpn: Some(peer.qp.qpn),
-            rq_psn: Some(Psn::new(7)),
-            max_dest_rd_atomic: Some(2),
-            min_rnr_timer: Some(1),
-            ..to(QpState::Rtr)
-        };
-        let rts = QpAttr {
-            sq_psn: Some(Psn::new(7)),
-            timeout: Some(14),
-            retry_cnt: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(2),
-            ..to(QpState::Rts)
-        };
-        for attr in [init, rtr, rts] {
+        for attr in steps([own, other], peer.qp.qpn) {
             self.stranger.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a step");
         }
     }

@@ -10,6 +10,7 @@
 mod attacker;
 mod bench;
 mod honest;
+mod overdue;
 mod tally;
 
 use std::fs;
