@@ -95,7 +95,6 @@ impl Nic {
             send_cq: cq,
             recv_cq: cq,
             init: QpInit { qp_type: QpType::RawPacket, caps: QpCaps::NONE, sq_sig_all: false },
-            rd_atomic_limit: 0,
             srq_pd: None,
         };
         // No work request is posted to this QP, which stays in RESET.

@@ -1,7 +1,8 @@
 //! The log of a QP's exceptional events: state changes, dropped and rejected packets, retransmissions with their reasons.
 //!
-//! A QP's log is bounded, and allocated with the QP. Repetitions are one record with a count, so that a flood of equal events does
-//! not evict what led to it. Packets that are executed or acknowledge something are not logged.
+//! A QP's log is bounded. A new QP has room for its changes of state, and gets the rest at the first event beyond these. Repetitions are one
+//! record with a count, so that a flood of equal events does not evict what led to it. Packets that are executed or acknowledge something
+//! are not logged.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,6 +14,8 @@ use roxie_wire::{Opcode, Psn};
 
 /// Maximum number of records in a QP's log: the newest.
 pub const LOG_LENGTH: usize = 32;
+/// Records of a QP that was connected and has had no exceptional event.
+const CHANGES_OF_STATE: usize = 3;
 
 /// An event in a QP's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +93,7 @@ pub(super) struct QpLog {
 
 impl QpLog {
     pub(super) fn new() -> QpLog {
-        QpLog { records: VecDeque::with_capacity(LOG_LENGTH), state: QpState::Reset }
+        QpLog { records: VecDeque::with_capacity(CHANGES_OF_STATE), state: QpState::Reset }
     }
 
     /// Returns the records, oldest first.
@@ -139,6 +142,8 @@ impl QpLog {
         }
         if self.records.len() == LOG_LENGTH {
             self.records.pop_front();
+        } else if self.records.len() == self.records.capacity() {
+            self.records.reserve_exact(LOG_LENGTH - self.records.len());
         }
         self.records.push_back(QpRecord { at: now, event, repeated: 0 });
     }

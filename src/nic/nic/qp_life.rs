@@ -69,16 +69,8 @@ impl Nic {
         self.cqs.check(send_cq)?;
         self.cqs.check(recv_cq)?;
         let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
-        let mut config = QpConfig {
-            index: QpIndex(0),
-            qpn: Qpn::default(),
-            pd,
-            send_cq,
-            recv_cq,
-            init,
-            rd_atomic_limit: self.config.limits.rd_atomic,
-            srq_pd: None,
-        };
+        let mut config =
+            QpConfig { index: QpIndex(0), qpn: Qpn::default(), pd, send_cq, recv_cq, init, srq_pd: None };
         let receives = match (init.qp_type, receives) {
             (QpType::XrcSend, ReceiveSource::None) => Receives::None,
             (QpType::XrcSend | QpType::XrcRecv, _) | (_, ReceiveSource::None) => {
@@ -112,7 +104,6 @@ impl Nic {
             send_cq: cq,
             recv_cq: cq,
             init: QpInit { qp_type: QpType::XrcRecv, caps, sq_sig_all: false },
-            rd_atomic_limit: self.config.limits.rd_atomic,
             srq_pd: Some(pd),
         };
         // No work request is posted to a target.

@@ -39,8 +39,6 @@ pub struct QpConfig {
     pub recv_cq: CqIndex,
     /// Service type and queue sizes.
     pub init: QpInit,
-    /// Upper limit of `max_rd_atomic` and `max_dest_rd_atomic`.
-    pub rd_atomic_limit: u8,
     /// Protection domain of the shared receive queue, if the QP uses one.
     pub srq_pd: Option<PdId>,
 }
@@ -93,10 +91,7 @@ impl Qp {
     /// Returns a QP in RESET. `queue` is the NIC's copy of its send queue.
     pub fn new(config: &QpConfig, queue: SendQueue) -> Qp {
         let caps = &config.init.caps;
-        // Only a reliable responder keeps results for duplicates.
-        let reliable = config.init.qp_type.is_reliable_responder();
         let has_addresses = config.init.qp_type.is_datagram() || config.init.qp_type.is_extended();
-        let resources = if reliable { config.rd_atomic_limit } else { 0 };
         Qp {
             index: config.index,
             qpn: config.qpn,
@@ -114,7 +109,7 @@ impl Qp {
             tag: None,
             requester: Requester::new(queue.with_addresses(has_addresses)),
             //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
-            responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
+            responder: Responder::new(caps.max_recv_sge, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),
             established: false,
             fast: config.init.qp_type == QpType::Rc,

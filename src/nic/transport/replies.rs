@@ -69,17 +69,21 @@ pub(super) struct Replies {
     bound: usize,
 }
 
+/// Returns the bound for a responder with `resources` resources. Worst case: an ACK behind each response, and a NAK behind that.
+fn bound_for(resources: usize) -> usize {
+    2 * resources + 4
+}
+
 impl Replies {
-    /// Returns a queue for a responder with `resources` resources.
-    pub(super) fn new(resources: usize) -> Replies {
-        // Worst case: an ACK behind each response, and a NAK behind that.
-        let bound = 2 * resources + 4;
+    /// Returns a queue for a responder without resources.
+    pub(super) fn new() -> Replies {
+        let bound = bound_for(0);
         Replies { first: None, others: VecDeque::with_capacity(bound), bound }
     }
 
     /// Enlarges the queue for a responder with `resources` resources. Never shrinks it.
     pub(super) fn make_room_for(&mut self, resources: usize) {
-        self.bound = self.bound.max(2 * resources + 4);
+        self.bound = self.bound.max(bound_for(resources));
         self.others.reserve(self.bound - self.others.len());
     }
 

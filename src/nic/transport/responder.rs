@@ -88,7 +88,7 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub(super) fn new(max_sge: u32, max_resources: u8, receive_pd: PdId) -> Responder {
+    pub(super) fn new(max_sge: u32, receive_pd: PdId) -> Responder {
         Responder {
             expected: Psn::new(0),
             msn: 0,
@@ -101,8 +101,8 @@ impl Responder {
             early: None,
             answers_duplicates: false,
             unacknowledged: 0,
-            replies: Replies::new(max_resources.into()),
-            resources: Vec::with_capacity(max_resources.into()),
+            replies: Replies::new(),
+            resources: Vec::new(),
             next_resource: 0,
         }
     }
@@ -120,7 +120,8 @@ impl Responder {
         self.next_resource = 0;
     }
 
-    /// Applies `max_dest_rd_atomic`. Stored results are kept for duplicates. The table never shrinks, because the peer
+    /// Applies `max_dest_rd_atomic`: makes room for results, of which a new QP has none. Stored results are kept for
+    /// duplicates. The table never shrinks, because the peer
     /// observes the limit by itself.
     pub(super) fn set_resources(&mut self, count: u8) {
         let count = usize::from(count).max(self.resources.len());

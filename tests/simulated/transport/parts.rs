@@ -120,7 +120,6 @@ fn malformed_work_request_fails_without_a_packet() {
             send_cq: CqIndex(0),
             recv_cq: CqIndex(0),
             init: QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true },
-            rd_atomic_limit: 4,
             srq_pd: None,
         };
         let mut qp = Qp::new(&config, SendQueue::new(1, 2, 8).expect("memory"));
