@@ -114,7 +114,7 @@ pub use qp::{ConnectOptions, Endpoint, QueuePair};
 pub use qp_builder::QpBuilder;
 pub use rdma_cm::{
     Acceptor, Connection, ConnectionEnded, ConnectionManager, ConnectionRequest, DialError, DialOptions,
-    Dialed, Offer, PortListener,
+    Dialed, FirstMessage, FirstMessages, Offer, PortListener,
 };
 pub use resolve::Resolve;
 pub use selective_repeat::{SelectiveRepeat, UnknownSelectiveRepeat};

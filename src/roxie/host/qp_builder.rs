@@ -30,13 +30,14 @@ pub struct QpBuilder<'a> {
     recv_cq: &'a CompletionQueue,
     srq: Option<&'a SharedReceiveQueue>,
     init: QpInit,
+    kept: Kept,
 }
 
 impl ProtectionDomain {
     /// Starts to make a queue pair whose completions go to `cq`.
     pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QpBuilder<'a> {
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
-        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init }
+        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, kept: Kept::new() }
     }
 }
 
@@ -74,6 +75,12 @@ impl<'a> QpBuilder<'a> {
         QpBuilder { srq: Some(srq), ..self }
     }
 
+    /// Keeps a value until the queue pair is destroyed: memory that its work requests name, if others use the memory next.
+    pub fn keeps(mut self, value: Arc<impl std::fmt::Debug + Send + Sync + 'static>) -> Self {
+        self.kept.push(value);
+        self
+    }
+
     /// Makes the queue pair, in RESET. The first one claims the interface.
     ///
     /// An XRC initiator ([`QpType::XrcSend`]) has no receives. Each of its work requests names a shared receive queue of the peer
@@ -89,6 +96,7 @@ impl<'a> QpBuilder<'a> {
             return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
         }
         let mut uses: Kept = vec![Arc::clone(&self.pd.inner) as _, self.send_cq.kept(), self.recv_cq.kept()];
+        uses.extend(self.kept);
         let source = match self.srq {
             Some(srq) => {
                 uses.push(srq.kept());

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::super::qp::QueuePair;
-use super::connection::{Connection, ah_options};
+use super::connection::{Connection, Line, ah_options};
 use super::dispatcher::Events;
-use super::listener::{ConnectionRequest, PortListener};
+use super::listener::{ConnectionRequest, PortListener, confirmed};
 use super::{DialError, DialOptions};
 use roxie_nic::cm::{CmError, Event};
 
@@ -16,7 +16,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Answers the requests of a port on the caller's thread, and returns connections once their peers have confirmed them.
 ///
 /// Anyone can send requests that name other hosts as their source. A half-open connection therefore has no thread: only
-/// the queue pair that the server offers, with a receive for the first message, which may overtake the confirmation. A peer that sends
+/// the queue pair that the server offers, with a receive for the first message, which may overtake the confirmation, in memory that all
+/// connections share ([`FirstMessages`](super::FirstMessages)). A peer that sends
 /// more before the server has posted receives is told to try again (RNR NAK). The number of half-open connections is limited, apart from that of connections. If all places are
 /// taken, the address with the most places loses its oldest one. If each has one, a request is dropped, unless it is a repetition
 /// or a place is 0.5 s old. Hosts that were only named as the source do not repeat requests. Dropping the acceptor ends listening,
@@ -38,11 +39,17 @@ pub struct Offer<T> {
     pub state: T,
 }
 
+/// A half-open connection. Once the request is answered, it is not needed any more.
 #[derive(Debug)]
-struct HalfOpen<T> {
-    request: ConnectionRequest,
-    /// `None`: the path back to the peer is being resolved.
-    offered: Option<(QueuePair, T)>,
+enum HalfOpen<T> {
+    /// The path back to the peer is being resolved.
+    Requested(ConnectionRequest),
+    Offered {
+        line: Line,
+        peer: SocketAddr,
+        qp: QueuePair,
+        state: T,
+    },
 }
 
 impl<T> Acceptor<T> {
@@ -66,8 +73,7 @@ impl<T> Acceptor<T> {
             if let Some(connection) = self.confirmed() {
                 return Ok(Some(connection));
             }
-            let requests = self.listener.pending().map(|request| HalfOpen { request, offered: None });
-            self.half_open.extend(requests);
+            self.half_open.extend(self.listener.pending().map(HalfOpen::Requested));
             self.answer(&mut offer, &mut failed);
             let device = &self.listener.shared.device;
             if device.has_failed() {
@@ -77,7 +83,7 @@ impl<T> Acceptor<T> {
             if left.is_zero() {
                 return Ok(None);
             }
-            let half_open = self.half_open.iter().map(|half_open| &half_open.request.line.events);
+            let half_open = self.half_open.iter().map(HalfOpen::events);
             Events::wait_for_any(half_open.chain([&self.listener.requests]), left.min(LOOK));
             device.poll();
         }
@@ -87,17 +93,16 @@ impl<T> Acceptor<T> {
     fn confirmed(&mut self) -> Option<(Connection, T)> {
         let mut at = 0;
         while let Some(half_open) = self.half_open.get(at) {
-            let Some(event) = half_open.request.line.events.pending().next() else {
+            let Some(event) = half_open.events().pending().next() else {
                 at += 1;
                 continue;
             };
-            let HalfOpen { request, offered } = self.half_open.swap_remove(at);
-            match offered {
-                Some((qp, state)) if matches!(event, Event::Established { .. }) => {
-                    return request.established(qp, Some(event)).ok().map(|connection| (connection, state));
+            match self.half_open.swap_remove(at) {
+                HalfOpen::Offered { line, peer, qp, state } if matches!(event, Event::Established { .. }) => {
+                    return confirmed(line, qp, peer, Some(event)).ok().map(|connection| (connection, state));
                 }
-                Some(_) => {}
-                None => request.give_up(),
+                HalfOpen::Offered { .. } => {}
+                HalfOpen::Requested(request) => request.give_up(),
             }
         }
         None
@@ -110,49 +115,58 @@ impl<T> Acceptor<T> {
         failed: &mut impl FnMut(SocketAddr, DialError),
     ) {
         let mut at = 0;
-        while let Some(half_open) = self.half_open.get_mut(at) {
-            if half_open.offered.is_some() || half_open.is_answered(offer, failed) {
+        while let Some(half_open) = self.half_open.get(at) {
+            let reachable = match half_open {
+                HalfOpen::Requested(request) => request.is_reachable(),
+                HalfOpen::Offered { .. } => Ok(false),
+            };
+            if let Ok(false) = reachable {
                 at += 1;
-            } else {
-                self.half_open.swap_remove(at);
+                continue;
+            }
+            let half_open = self.half_open.swap_remove(at);
+            // No route: the request came from elsewhere.
+            if let (Ok(true), HalfOpen::Requested(request)) = (reachable, half_open) {
+                self.half_open.extend(answered(request, offer, failed));
             }
         }
     }
 }
 
 impl<T> HalfOpen<T> {
-    /// Answers the request, if its path is resolved. False: it was rejected, or has no path.
-    fn is_answered(
-        &mut self,
-        offer: &mut impl FnMut(&ConnectionRequest) -> Result<Offer<T>, Vec<u8>>,
-        failed: &mut impl FnMut(SocketAddr, DialError),
-    ) -> bool {
-        let request = &self.request;
-        match request.is_reachable() {
-            Ok(true) => {}
-            Ok(false) => return true,
-            // No route: the request came from elsewhere.
-            Err(_) => return false,
+    fn events(&self) -> &Events {
+        match self {
+            HalfOpen::Requested(request) => &request.line.events,
+            HalfOpen::Offered { line, .. } => &line.events,
         }
-        let Offer { qp, options, state } = match offer(request) {
-            Ok(offer) => offer,
-            Err(private_data) => {
-                // A peer that has given up needs no rejection.
-                let _ = request.refuse(&private_data);
-                return false;
-            }
-        };
-        match request.answer(&qp, &options) {
-            Ok(()) => {}
-            // The request has lost its place meanwhile.
-            Err(DialError::Manager(CmError::Unknown { .. })) => return false,
-            Err(error) => {
-                failed(request.peer(), error);
-                return false;
-            }
+    }
+}
+
+/// Answers a request. `None`: it was rejected, or could not be answered.
+fn answered<T>(
+    request: ConnectionRequest,
+    offer: &mut impl FnMut(&ConnectionRequest) -> Result<Offer<T>, Vec<u8>>,
+    failed: &mut impl FnMut(SocketAddr, DialError),
+) -> Option<HalfOpen<T>> {
+    let Offer { qp, options, state } = match offer(&request) {
+        Ok(offer) => offer,
+        Err(private_data) => {
+            // A peer that has given up needs no rejection.
+            let _ = request.refuse(&private_data);
+            return None;
         }
-        self.offered = Some((qp, state));
-        true
+    };
+    match request.answer(&qp, &options) {
+        Ok(()) => {
+            let peer = request.peer();
+            Some(HalfOpen::Offered { line: request.line, peer, qp, state })
+        }
+        // The request has lost its place meanwhile.
+        Err(DialError::Manager(CmError::Unknown { .. })) => None,
+        Err(error) => {
+            failed(request.peer(), error);
+            None
+        }
     }
 }
 

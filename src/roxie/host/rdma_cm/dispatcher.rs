@@ -11,8 +11,8 @@ use roxie_base::time::Nanos;
 use roxie_nic::cm::{Event, Listener, Manager, ResolveAnswer, State};
 use roxie_wire::cm::{CommId, SidrStatus};
 
-/// Capacity of a connection's event queue.
-const EVENTS: usize = 8;
+/// Capacity of a connection's event queue: a connection has four events at most, from its answer or confirmation to the end of its time wait.
+const EVENTS: usize = 4;
 
 /// A waiter runs the device at intervals that grow from the first to the last: there may be no other thread to run it.
 const FIRST_LOOK: Duration = Duration::from_millis(1);

@@ -178,7 +178,7 @@ impl ConnectionRequest {
     pub fn accept(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;
         let event = self.line.hear(Duration::MAX);
-        self.established(qp, event)
+        confirmed(self.line, qp, self.peer, event)
     }
 
     /// As [`ConnectionRequest::accept`], without blocking the thread while the peer is awaited. If the kernel does not know the peer's
@@ -190,16 +190,7 @@ impl ConnectionRequest {
     pub async fn accept_async(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;
         let event = self.line.next().await;
-        self.established(qp, event)
-    }
-
-    pub(super) fn established(self, qp: QueuePair, event: Option<Event>) -> Result<Connection, DialError> {
-        match event {
-            Some(Event::Established { private_data, .. }) => {
-                Ok(Connection::new(self.line, qp, self.peer, private_data))
-            }
-            other => Err(failure(self.peer, other)),
-        }
+        confirmed(self.line, qp, self.peer, event)
     }
 
     /// Moves the QP to RTS, and sends the REP; rejects the request if the link does not carry its path MTU.
@@ -246,6 +237,19 @@ impl ConnectionRequest {
             .shared
             .with(|manager, _, now| manager.reject(now, id, RejReason::CONSUMER, Ari::NONE, private_data))?;
         Ok(())
+    }
+}
+
+/// Returns the connection of an answered request, after the event that followed the answer.
+pub(super) fn confirmed(
+    line: Line,
+    qp: QueuePair,
+    peer: SocketAddr,
+    event: Option<Event>,
+) -> Result<Connection, DialError> {
+    match event {
+        Some(Event::Established { private_data, .. }) => Ok(Connection::new(line, qp, peer, private_data)),
+        other => Err(failure(peer, other)),
     }
 }
 

@@ -38,10 +38,12 @@
 mod acceptor;
 mod connection;
 mod dispatcher;
+mod first_messages;
 mod listener;
 
 pub use acceptor::{Acceptor, Offer};
 pub use connection::{Connection, ConnectionEnded};
+pub use first_messages::{FirstMessage, FirstMessages};
 pub use listener::{ConnectionRequest, PortListener};
 
 use std::net::{IpAddr, SocketAddr};
