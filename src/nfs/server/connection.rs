@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use roxie::host::{
-    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DialError, DialOptions,
-    MemoryRegion, Offer, PostError, QueuePair,
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
+    DialOptions, FirstMessage, MemoryRegion, Offer, PostError, QpBuilder, QueuePair,
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Sge, Wc, WcOpcode, WcStatus, WrOpcode};
 
@@ -25,7 +26,7 @@ const CREDITS: u32 = 32;
 /// Replies under way, each with a buffer for its data. A call without a free one waits.
 const BUFFERS: u32 = 16;
 /// Bytes of an inline message, in both directions.
-const INLINE: u32 = 4096;
+pub(super) const INLINE: u32 = 4096;
 /// Bytes of a buffer: a longest transfer and all that a reply has around it.
 const BUFFER: usize = LONGEST_TRANSFER + 4096;
 /// Places in the send queue. A half-open connection has them, too, so they are few; longer replies wait for places.
@@ -37,8 +38,8 @@ const BATCH: usize = 16;
 pub(super) struct Offered {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    /// Room for the first call, which may come before the client's confirmation.
-    first: MemoryRegion,
+    /// Room for the first call, which may come before the client's confirmation. `None`: all such places are taken, and the call comes again.
+    first: Option<Arc<FirstMessage>>,
     client: Sizes,
 }
 
@@ -56,8 +57,10 @@ pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offe
     })?;
     let own = Sizes { takes_invalidation: false, sends: INLINE, receives: INLINE };
     let options = DialOptions {
-        // Clients never access memory of a server.
+        // Clients never access memory of a server, and the server reads none of theirs.
         access: Access::LOCAL_WRITE,
+        responder_resources: 0,
+        initiator_depth: 0,
         private_data: own.to_bytes().to_vec(),
         ..DialOptions::default()
     };
@@ -65,20 +68,18 @@ pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offe
 }
 
 fn queues(shared: &Shared, client: Sizes) -> Result<(QueuePair, Offered), DialError> {
-    let caps = QpCaps {
-        max_send_wr: SENDS,
-        max_recv_wr: CREDITS,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        ..QpCaps::default()
-    };
+    let caps =
+        QpCaps { max_send_wr: SENDS, max_recv_wr: CREDITS, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
     let channel = CompletionChannel::new()?;
     // A connection that is not confirmed has one completion, of the first call.
     let cq = shared.device.create_cq(1, Some(&channel))?;
-    let first = shared.pd.register(INLINE as usize, Access::LOCAL_WRITE)?;
-    let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
+    let first = shared.first_calls.take();
+    let builder = shared.pd.queue_pair(&cq).caps(caps);
+    let qp = first.iter().cloned().fold(builder, QpBuilder::keeps).create()?;
     qp.initialize(Access::LOCAL_WRITE)?;
-    qp.post_recv(0, &[first.sge(0, INLINE)])?;
+    if let Some(first) = &first {
+        qp.post_recv(0, &[first.sge(INLINE as usize)])?;
+    }
     Ok((qp, Offered { cq, channel, first, client }))
 }
 
@@ -107,16 +108,15 @@ pub(super) fn serve(shared: &Shared, connection: Connection, offered: Offered) -
 struct Rest {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    /// Room for the calls of slot 0.
-    first: MemoryRegion,
-    /// Room for the calls of the other slots.
+    /// Room for the calls of slot 0. `None`: as for the other slots.
+    first: Option<Arc<FirstMessage>>,
     calls: MemoryRegion,
     replies: MemoryRegion,
     data: MemoryRegion,
 }
 
 impl Rest {
-    /// Makes the buffers, and posts all receives but the first.
+    /// Makes the buffers, and posts all receives that are not posted yet.
     fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
         offered.cq.resize(SENDS + CREDITS)?;
         let memory =
@@ -125,19 +125,27 @@ impl Rest {
         let replies = memory(BUFFERS, INLINE as usize)?;
         let data = memory(BUFFERS, BUFFER)?;
         let Offered { cq, channel, first, .. } = offered;
+        let posted = u64::from(first.is_some());
         let rest = Rest { cq, channel, first, calls, replies, data };
-        (1..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(qp, slot))?;
+        (posted..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(qp, slot))?;
         Ok(rest)
     }
 
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
-        let (memory, begin) = self.call(slot);
-        qp.post_recv(slot, &[memory.sge(begin, INLINE)])
+        let place = match &self.first {
+            Some(first) if slot == 0 => first.sge(INLINE as usize),
+            _ => self.calls.sge(slot as usize * INLINE as usize, INLINE),
+        };
+        qp.post_recv(slot, &[place])
     }
 
-    /// Returns the place of a call.
-    fn call(&self, slot: u64) -> (&MemoryRegion, usize) {
-        if slot == 0 { (&self.first, 0) } else { (&self.calls, slot as usize * INLINE as usize) }
+    /// Returns the call in a slot.
+    fn call(&self, slot: u64, length: usize) -> Result<Vec<u8>, DeviceError> {
+        let length = length.min(INLINE as usize);
+        match &self.first {
+            Some(first) if slot == 0 => first.to_vec(length),
+            _ => self.calls.to_vec(slot as usize * INLINE as usize, length),
+        }
     }
 }
 
@@ -233,8 +241,7 @@ impl Served {
             && let Some((slot, length)) = self.waiting.pop_front()
         {
             self.free.pop();
-            let (memory, begin) = self.rest.call(slot);
-            let call = memory.to_vec(begin, length.min(INLINE as usize)).map_err(told)?;
+            let call = self.rest.call(slot, length).map_err(told)?;
             // A receive is there for the next call before the reply leaves.
             self.rest.post_receive(self.connection.qp(), slot).map_err(told)?;
             self.answer(shared, &call, buffer)?;

@@ -13,9 +13,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use roxie::host::{Acceptor, Connection, ConnectionManager, Device, DialError, ProtectionDomain};
+use roxie::host::{
+    Acceptor, Connection, ConnectionManager, Device, DialError, FirstMessages, ProtectionDomain,
+};
 
-use connection::Offered;
+use connection::{INLINE, Offered};
 
 pub use answer::{Answer, LONGEST_TRANSFER, answer, refused_change};
 pub use export::Export;
@@ -90,6 +92,7 @@ pub enum StartError {
 struct Shared {
     device: Device,
     pd: ProtectionDomain,
+    first_calls: FirstMessages,
     export: Arc<Export>,
     report: Report,
     stop: AtomicBool,
@@ -135,10 +138,13 @@ impl Server {
         report: Report,
     ) -> Result<Server, StartError> {
         let pd = device.alloc_pd().map_err(DialError::from)?;
+        let first_calls = FirstMessages::new(&pd, HALF_OPEN + MOST_CONNECTIONS as u32, INLINE as usize);
+        let first_calls = first_calls.map_err(DialError::from)?;
         let acceptor = manager.acceptor(listen, HALF_OPEN)?;
         let shared = Arc::new(Shared {
             device: device.clone(),
             pd,
+            first_calls,
             export,
             report,
             stop: AtomicBool::new(false),

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use roxie::host::{
-    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DialError, DialOptions,
-    MemoryRegion, Offer, PostError, QueuePair,
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialError,
+    DialOptions, FirstMessage, MemoryRegion, Offer, PostError, QpBuilder, QueuePair,
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
 
@@ -15,21 +16,27 @@ use super::data::Buffers;
 use super::{Shared, TargetEvent};
 use crate::cm::{ADMIN_QUEUE, QueueReply, QueueRequest, Refusal};
 use crate::controller::{Queue, Remote, Task, Transfer};
-use crate::{command, response};
+use crate::subsystem::Limits;
+use crate::{command, connect, response};
 
 /// Interval at which an idle queue looks for the end of its connection, of its host or of the target.
 const TICK: Duration = Duration::from_millis(50);
 /// Commands whose data moves at a time.
 const BUFFERS: u16 = 16;
+/// Receives of a queue. A half-open connection has their queue, too. A capsule beyond them is sent again after 0.64 ms (RNR NAK).
+const RECEIVES: u16 = 128;
 /// Completions taken at once.
 const BATCH: usize = 16;
+/// Identifier of the receive for the first capsule. Those of the other receives are their slots.
+const FIRST: u64 = 1 << 32;
 
 /// A half-open connection of a host, apart from its queue pair.
 pub(super) struct Offered {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    /// Room for the first capsule, which may come before the host's confirmation.
-    first: MemoryRegion,
+    /// Room for the first capsule, which may come before the host's confirmation. `None`: all such places are taken, and the capsule comes
+    /// again.
+    first: Option<Arc<FirstMessage>>,
     asked: QueueRequest,
 }
 
@@ -44,6 +51,7 @@ pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offe
     let options = DialOptions {
         // Hosts never access memory of a target.
         access: Access::LOCAL_WRITE,
+        responder_resources: 0,
         private_data: QueueReply { receives: size }.to_bytes().to_vec(),
         ..DialOptions::default()
     };
@@ -53,7 +61,7 @@ pub(super) fn offer(shared: &Shared, request: &ConnectionRequest) -> Result<Offe
 fn queues(shared: &Shared, asked: QueueRequest, size: u16) -> Result<(QueuePair, Offered), DialError> {
     let caps = QpCaps {
         max_send_wr: send_credits(size),
-        max_recv_wr: size.into(),
+        max_recv_wr: receives(size),
         max_send_sge: 1,
         max_recv_sge: 1,
         max_inline: response::LENGTH as u32,
@@ -61,11 +69,13 @@ fn queues(shared: &Shared, asked: QueueRequest, size: u16) -> Result<(QueuePair,
     let channel = CompletionChannel::new()?;
     // A connection that is not confirmed has one completion, of the first capsule.
     let cq = shared.device.create_cq(1, Some(&channel))?;
-    let capsule = capsule_length(shared, asked.queue);
-    let first = shared.pd.register(capsule, Access::LOCAL_WRITE)?;
-    let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
+    let first = shared.first_capsules.take();
+    let builder = shared.pd.queue_pair(&cq).caps(caps);
+    let qp = first.iter().cloned().fold(builder, QpBuilder::keeps).create()?;
     qp.initialize(Access::LOCAL_WRITE)?;
-    qp.post_recv(0, &[first.sge(0, capsule as u32)])?;
+    if let Some(first) = &first {
+        qp.post_recv(FIRST, &[first.sge(first_capsule_length(shared.subsystem.limits(), asked.queue))])?;
+    }
     Ok((qp, Offered { cq, channel, first, asked }))
 }
 
@@ -109,18 +119,28 @@ fn send_credits(size: u16) -> u32 {
     2 * u32::from(size.min(BUFFERS))
 }
 
+/// Receives of a queue with `size` entries.
+fn receives(size: u16) -> u32 {
+    size.min(RECEIVES).into()
+}
+
 /// Bytes of a command capsule. Commands on the admin queue carry no data.
-fn capsule_length(shared: &Shared, queue: u16) -> usize {
-    command::LENGTH + if queue == 0 { 0 } else { shared.subsystem.limits().in_capsule as usize }
+fn capsule_length(limits: &Limits, queue: u16) -> usize {
+    command::LENGTH + if queue == 0 { 0 } else { limits.in_capsule as usize }
+}
+
+/// Bytes of the first capsule, which is that of Connect.
+pub(super) fn first_capsule_length(limits: &Limits, queue: u16) -> usize {
+    capsule_length(limits, queue).min(command::LENGTH + connect::LENGTH)
 }
 
 /// Verbs objects of a queue, apart from its connection.
 struct Rest {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    /// Room for the capsules of slot 0.
-    first: MemoryRegion,
-    /// Room for the capsules of the other slots.
+    /// Room for the first capsule, until it has come.
+    first: Option<Arc<FirstMessage>>,
+    /// Room for the other capsules, by slot.
     capsules: MemoryRegion,
     capsule: usize,
     buffers: Buffers,
@@ -129,29 +149,37 @@ struct Rest {
 }
 
 impl Rest {
-    /// Makes the buffers, and posts all receives but the first.
+    /// Makes the buffers, and posts all receives that are not posted yet.
     fn new(shared: &Shared, qp: &QueuePair, offered: Offered) -> Result<Rest, DialError> {
         let Offered { cq, channel, first, asked } = offered;
         let (limits, size) = (shared.subsystem.limits(), asked.sends + 1);
-        cq.resize(send_credits(size) + u32::from(size))?;
+        cq.resize(send_credits(size) + receives(size))?;
         let count = BUFFERS.min(size);
-        let capsule = capsule_length(shared, asked.queue);
-        let capsules = shared.pd.register(capsule * usize::from(size), Access::LOCAL_WRITE)?;
+        let capsule = capsule_length(limits, asked.queue);
+        let capsules = shared.pd.register(capsule * receives(size) as usize, Access::LOCAL_WRITE)?;
         let buffers = Buffers::new(&shared.pd, count.into(), limits.longest_transfer)?;
         let fetching = vec![None; count.into()];
+        // The receive for the first capsule is in the place of slot 0's.
+        let posted = u64::from(first.is_some());
         let rest = Rest { cq, channel, first, capsules, capsule, buffers, fetching };
-        (1..u64::from(size)).try_for_each(|slot| rest.post_receive(qp, slot))?;
+        (posted..u64::from(receives(size))).try_for_each(|slot| rest.post_receive(qp, slot))?;
         Ok(rest)
     }
 
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
-        let (memory, begin) = self.place(slot);
-        qp.post_recv(slot, &[memory.sge(begin, self.capsule as u32)])
+        qp.post_recv(slot, &[self.capsules.sge(slot as usize * self.capsule, self.capsule as u32)])
     }
 
-    /// Returns the place of a capsule.
-    fn place(&self, slot: u64) -> (&MemoryRegion, usize) {
-        if slot == 0 { (&self.first, 0) } else { (&self.capsules, slot as usize * self.capsule) }
+    /// Returns the capsule in a receive, and the slot of the receive that takes its place.
+    fn take(&mut self, wc: &Wc) -> Result<(Vec<u8>, u64), DeviceError> {
+        let length = wc.byte_len as usize;
+        if wc.wr_id == FIRST
+            && let Some(first) = self.first.take()
+        {
+            return Ok((first.to_vec(length)?, 0));
+        }
+        let capsule = self.capsules.to_vec(wc.wr_id as usize * self.capsule, length.min(self.capsule))?;
+        Ok((capsule, wc.wr_id))
     }
 }
 
@@ -252,10 +280,8 @@ impl Served {
 
     /// Takes a command capsule.
     fn received(&mut self, shared: &Shared, wc: &Wc) -> Result<(), String> {
-        let (memory, begin) = self.rest.place(wc.wr_id);
-        let capsule = memory.to_vec(begin, (wc.byte_len as usize).min(self.rest.capsule));
-        let capsule = capsule.map_err(told)?;
-        self.rest.post_receive(self.connection.qp(), wc.wr_id).map_err(told)?;
+        let (capsule, slot) = self.rest.take(wc).map_err(told)?;
+        self.rest.post_receive(self.connection.qp(), slot).map_err(told)?;
         let task = self.queue.take(shared.now(), &capsule).map_err(|violation| violation.to_string())?;
         match &task.transfer {
             Transfer::None => self.execute(shared, &task, None),

@@ -11,12 +11,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    Acceptor, Connection, ConnectionManager, ConnectionRequest, Device, DialError, ProtectionDomain,
+    Acceptor, Connection, ConnectionManager, ConnectionRequest, Device, DialError, FirstMessages,
+    ProtectionDomain,
 };
 
 use crate::cm::Refusal;
-use crate::subsystem::Subsystem;
-use connection::Offered;
+use crate::subsystem::{Limits, Subsystem};
+use connection::{Offered, first_capsule_length};
 
 /// Interval at which the acceptor looks whether the target is to stop.
 const LOOK: Duration = Duration::from_millis(100);
@@ -56,6 +57,7 @@ pub type Report = Box<dyn Fn(TargetEvent) + Send + Sync>;
 struct Shared {
     device: Device,
     pd: ProtectionDomain,
+    first_capsules: FirstMessages,
     subsystem: Arc<Subsystem>,
     report: Report,
     stop: AtomicBool,
@@ -80,9 +82,12 @@ impl Shared {
 
     /// Most connections at a time: an admin queue and all I/O queues of each controller.
     fn most_connections(&self) -> usize {
-        let limits = self.subsystem.limits();
-        usize::from(limits.controllers) * (1 + usize::from(limits.queues))
+        most_connections(self.subsystem.limits())
     }
+}
+
+fn most_connections(limits: &Limits) -> usize {
+    usize::from(limits.controllers) * (1 + usize::from(limits.queues))
 }
 
 /// A running target. Dropping it stops it as [`Target::stop`] does.
@@ -112,12 +117,16 @@ impl Target {
         report: Report,
     ) -> Result<Target, DialError> {
         let pd = device.alloc_pd()?;
+        let limits = subsystem.limits();
+        let (places, length) = (HALF_OPEN + most_connections(limits) as u32, first_capsule_length(limits, 1));
+        let first_capsules = FirstMessages::new(&pd, places, length)?;
         let waiting = manager.acceptor(listen, HALF_OPEN)?;
         let listens = addresses(device, listen);
         subsystem.set_addresses(listens.clone());
         let shared = Arc::new(Shared {
             device: device.clone(),
             pd,
+            first_capsules,
             subsystem,
             report,
             stop: AtomicBool::new(false),
