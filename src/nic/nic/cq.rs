@@ -340,7 +340,7 @@ impl Nic {
 
     fn fail_users_of_cq(&mut self, now: Nanos, cq: CqIndex) {
         for place in 0..self.qps.places() {
-            let user = self.qps.get(place).filter(|e| e.qp.send_cq == cq || e.qp.recv_cq == cq);
+            let user = self.qps.get(place).filter(|e| e.qp.send_cq == cq || e.qp.recv_cq() == cq);
             if let Some(user) = user.map(|entry| entry.qp.index) {
                 self.fail_qp(now, user);
             }

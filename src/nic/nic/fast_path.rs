@@ -7,7 +7,7 @@ use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
 use crate::transport::Verdict;
 use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::fast_path::{Payload, PlannedSend};
-use crate::transport::fast_reads::ReadResponse;
+use crate::transport::responder::fast_path::ReadResponse;
 use crate::verbs::QpIndex;
 use roxie_base::time::Nanos;
 use roxie_wire::frame::FrameMut;

@@ -127,7 +127,7 @@ impl NumberedTable<QpEntry> {
     /// Returns the parked QP that a completion is of.
     pub(super) fn completing(&mut self, gsis: &Gsis, cq: CqIndex, wc: &Wc) -> Option<&mut Parked> {
         let is_its = |qp: &QpIndex| {
-            self.get(qp.0).is_some_and(|entry| entry.qp.send_cq == cq || entry.qp.recv_cq == cq)
+            self.get(qp.0).is_some_and(|entry| entry.qp.send_cq == cq || entry.qp.recv_cq() == cq)
         };
         // QP1s have one number.
         let qp = match wc.qpn {

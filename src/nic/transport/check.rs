@@ -7,12 +7,13 @@
 
 use std::fmt;
 
-use super::Qp;
+use super::QpContext;
 use super::memory::Refusal;
 use super::rules::length_fits;
-use crate::verbs::Access;
+use super::send_queue::Wqe;
+use crate::verbs::{Access, WcStatus};
 use roxie_base::limits::MAX_MESSAGE;
-use roxie_wire::{NakCode, Operation, Packet, Position, Reth};
+use roxie_wire::{Feth, NakCode, Operation, Packet, Position, Reth};
 
 /// A check that a request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,9 +139,9 @@ impl fmt::Display for Check {
     }
 }
 
-impl Qp {
+impl QpContext {
     pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
-        let mtu = self.attributes().path_mtu.bytes();
+        let mtu = self.mtu();
         let length = packet.payload.len();
         let fits = match (packet.info().operation, packet.info().position) {
             //= IBTA 9.7.4.1.6: last-is-not-empty
@@ -161,5 +162,15 @@ impl Qp {
         }
         //= IBTA 9.7.4.1.6: reth-is-2-to-the-31-at-most
         if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
+    }
+}
+
+/// Checks a work request for a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
+pub(super) fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
+    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
+    match length <= u64::from(MAX_MESSAGE) {
+        true if asks && wqe.length() == 0 => Ok(()),
+        true => Err(WcStatus::LocQpOp),
+        false => Err(WcStatus::LocLen),
     }
 }

@@ -5,7 +5,6 @@
 
 use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
-use super::responder::payload_of;
 use super::rules::{is_packet_of, packets_for, response_fits};
 use super::scatter::{self, FramePayload};
 use super::send_queue::QueuedWr;
@@ -163,7 +162,7 @@ impl Qp {
         if !fits || !positive(packet) || !is_packet_of(wqe, k, packet.payload.len(), mtu) {
             return self.bad_response(ctx);
         }
-        if !self.store_response(ctx, position, k, payload_of(packet, frame)) {
+        if !self.store_response(ctx, position, k, FramePayload::of(packet, frame)) {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
             return Verdict::Failed(WcStatus::LocProt);
         }
@@ -191,7 +190,7 @@ impl Qp {
         }
         let known = r.has_response(psn);
         let place = r.early_place(packet, self.attributes().path_mtu.bytes()).filter(|_| !known);
-        let store = |(position, k)| self.store_response(ctx, position, k, payload_of(packet, frame));
+        let store = |(position, k)| self.store_response(ctx, position, k, FramePayload::of(packet, frame));
         let is_new = positive(packet) && place.is_some_and(store);
         ctx.counters.early_kept += u64::from(is_new);
         if is_new {

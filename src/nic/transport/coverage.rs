@@ -367,7 +367,7 @@ mod record {
         }
         let psn = packet.bth.psn;
         if !packet.info().is_response() {
-            let ahead = psn.distance_from(qp.responder.expected);
+            let ahead = psn.distance_from(qp.psns().1);
             return Some(match ahead {
                 0 => Place::Expected,
                 1.. => Place::Ahead,

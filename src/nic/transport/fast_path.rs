@@ -4,82 +4,27 @@
 //! The fast path decides nothing that `requester`, `responder` and `check` do not decide in the same way. A result of
 //! `None` means: take the slow path. Nothing has changed in this case.
 
-use super::message::Message;
 use super::requester::{Requester, Sending};
-use super::responder::Responder;
-use super::rules::{Segment, length_fits, write_fits};
+use super::responder::fast_path::{Destination, Due};
+use super::rules::Segment;
 use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, scatter};
-use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcFlags, WcOpcode, WrOpcode};
+use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcOpcode, WrOpcode};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
-use roxie_wire::{Bth, FastPacket, Opcode, Operation, Psn, Reth};
-
-/// A received request, in order.
-pub(crate) struct Due {
-    bth: Bth,
-    /// Payload length in bytes; not 0.
-    length: u64,
-    begins: bool,
-    ends: bool,
-    is_write: bool,
-}
-
-/// Destination of a request's payload.
-pub(crate) struct Destination {
-    pub(crate) to: Span,
-    /// State of the message after this packet.
-    message: Message,
-}
-
-impl Due {
-    /// True for the last packet of a message.
-    #[inline(always)]
-    pub(crate) fn ends(&self) -> bool {
-        self.ends
-    }
-
-    /// True for a packet of a WRITE.
-    #[inline(always)]
-    pub(crate) fn is_write(&self) -> bool {
-        self.is_write
-    }
-
-    /// True if the request takes a new receive.
-    #[inline(always)]
-    pub(crate) fn takes_receive(&self) -> bool {
-        !self.is_write && self.begins
-    }
-}
+use roxie_wire::{Bth, FastPacket, Psn, Reth};
 
 impl Qp {
     /// Returns the request if `packet` is the next in order and suits the fast path.
-    //= IBTA 9.5: requests-are-executed-in-psn-order
     #[inline(always)]
     pub(crate) fn due(&self, packet: &FastPacket<'_>) -> Option<Due> {
-        let (bth, length) = (packet.bth(), packet.payload().len());
-        let (is_write, begins, ends) = match bth.opcode {
-            Opcode::RC_SEND_ONLY => (false, true, true),
-            Opcode::RC_SEND_FIRST => (false, true, false),
-            Opcode::RC_SEND_MIDDLE => (false, false, false),
-            Opcode::RC_SEND_LAST => (false, false, true),
-            Opcode::RC_WRITE_ONLY => (true, true, true),
-            Opcode::RC_WRITE_FIRST => (true, true, false),
-            Opcode::RC_WRITE_MIDDLE => (true, false, false),
-            Opcode::RC_WRITE_LAST => (true, false, true),
-            _ => return None,
-        };
-        if PlantedBug::is_any() || length == 0 || packet.is_ce() || !self.is_due(packet, &bth) {
-            return None;
-        }
-        let operation = if is_write { Operation::Write } else { Operation::Send };
-        let fits = self.responder.message.admits(operation, begins)
-            && length_fits(length, self.attributes().path_mtu.bytes(), ends);
-        fits.then_some(Due { bth, length: length as u64, begins, ends, is_write })
+        let due = Due::of(packet)?;
+        let suits = !PlantedBug::is_any() && !packet.is_ce() && self.takes_request(packet, due.bth());
+        (suits && self.responder.expects(&self.context, &due)).then_some(due)
     }
 
     /// Returns the buffer for the scatter list of the next receive.
     pub(crate) fn receive_list(&mut self) -> &mut [Sge] {
-        &mut self.responder.sges
+        self.responder.receive_list()
     }
 
     /// Returns the destination of the payload, or `None` for the slow path. `receive` is the receive that the request
@@ -92,34 +37,7 @@ impl Qp {
         packet: &FastPacket<'_>,
         receive: Option<RecvWr>,
     ) -> Option<Destination> {
-        if due.is_write {
-            self.place_of_write(memory, due, packet)
-        } else {
-            self.responder.place_of_send(memory, due, receive)
-        }
-    }
-
-    #[inline(always)]
-    fn place_of_write(
-        &self,
-        memory: &MemoryTable,
-        due: &Due,
-        packet: &FastPacket<'_>,
-    ) -> Option<Destination> {
-        let (reth, received) = match self.responder.message {
-            Message::Write { reth, received } => (reth, received),
-            _ => (packet.reth()?, 0),
-        };
-        let total = u64::from(reth.dma_len);
-        let after = received + due.length;
-        if !write_fits(after, total, due.ends) || self.check_allowed(Access::REMOTE_WRITE, &reth).is_err() {
-            return None;
-        }
-        //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole, key-is-checked-with-each-packet
-        let checked = if due.begins { total } else { due.length };
-        let va = reth.va.wrapping_add(received);
-        let to = memory.check_remote(self.user(), reth.rkey, va, checked, Access::REMOTE_WRITE).ok()?;
-        Some(Destination { to, message: Message::Write { reth, received: after } })
+        self.responder.place_of(&self.context, memory, due, packet, receive)
     }
 
     /// Advances the state past a request, after its payload was stored. `receive` is the receive that it took. Returns
@@ -129,24 +47,10 @@ impl Qp {
         &mut self,
         limits: &Limits,
         due: &Due,
-        Destination { message, .. }: Destination,
+        placed: Destination,
         receive: Option<RecvWr>,
     ) -> Option<(CqIndex, Wc)> {
-        let (qpn, cq) = (self.qpn, self.recv_cq);
-        let r = &mut self.responder;
-        r.receive = receive.or(r.receive);
-        let completion = match message {
-            _ if !due.ends => None,
-            Message::Send { received } => r.receive.take().map(|receive| {
-                let mut flags = WcFlags::empty();
-                flags.set(WcFlags::SOLICITED, due.bth.solicited);
-                let (wr_id, opcode, byte_len) = (receive.wr_id, WcOpcode::Recv, received as u32);
-                (cq, Wc { wr_id, opcode, flags, qpn, byte_len, ..Wc::default() })
-            }),
-            _ => None,
-        };
-        r.note_executed(limits, due, message);
-        completion
+        self.responder.executed(&self.context, limits, due, placed, receive)
     }
 }
 
@@ -290,31 +194,5 @@ impl Requester {
     #[inline(always)]
     fn may_send_new(&self) -> bool {
         self.next != self.queue.head() && self.sending == Sending::Open && self.credit_limit.is_none()
-    }
-}
-
-impl Responder {
-    /// Expects the next PSN, and queues an acknowledgement if one is due.
-    #[inline(always)]
-    fn note_executed(&mut self, limits: &Limits, due: &Due, message: Message) {
-        if due.ends {
-            self.message_done();
-        } else {
-            self.message = message;
-        }
-        self.end_silence();
-        self.expect_next(due.bth.ack_req, limits);
-    }
-
-    #[inline(always)]
-    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Destination> {
-        let received = match self.message {
-            Message::Send { received } => received,
-            _ => 0,
-        };
-        let list = self.sges.get(..receive.or(self.receive)?.num_sge as usize)?;
-        //= IBTA 9.9.3: receive-memory-is-writable
-        let to = scatter::one(memory, self.receive_pd, list, received, due.length, Access::LOCAL_WRITE)?;
-        Some(Destination { to, message: Message::Send { received: received + due.length } })
     }
 }

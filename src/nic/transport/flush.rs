@@ -2,18 +2,12 @@
 //!
 //! The NIC asks for a few at a time, so that a QP with long queues costs no more in a pass than one that sends.
 
-use super::message::Message;
 use super::planted::PlantedBug;
 use super::requester::Sending;
 use super::{Ctx, Qp};
-use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
+use crate::verbs::{QpState, WcStatus};
 
 impl Qp {
-    /// Drops the responses that have not left. A QP that has lost a write must not acknowledge it, whatever its state is.
-    pub fn forget_replies(&mut self) {
-        self.responder.replies.clear();
-    }
-
     /// True if the send queue has room for another work request.
     #[inline(always)]
     pub fn has_send_place(&self) -> bool {
@@ -71,31 +65,11 @@ impl Qp {
 
     /// Flushes up to `most` waiting receives. Receives posted meanwhile ring the doorbell.
     fn flush_receives(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
-        let waiting = if self.flushes_receives() { ctx.receives.available().min(most) } else { 0 };
-        invariant!(waiting == 0 || !self.shares_receives, "receives of a shared queue are flushed");
-        for flushed in 0..waiting {
-            let Some(receive) = ctx.receives.take(&mut self.responder.sges) else { return flushed };
-            self.flush_receive(ctx, receive);
+        if !self.flushes_receives() {
+            return 0;
         }
-        waiting
-    }
-
-    pub(super) fn flush_begun_receive(&mut self, ctx: &mut Ctx<'_>) {
-        self.responder.message = Message::None;
-        if let Some(receive) = self.responder.receive.take() {
-            self.flush_receive(ctx, receive);
-        }
-    }
-
-    fn flush_receive(&self, ctx: &mut Ctx<'_>, receive: RecvWr) {
-        ctx.counters.resp_cqe_flush_error += 1;
-        let wc = Wc {
-            wr_id: receive.wr_id,
-            status: WcStatus::WrFlush,
-            opcode: WcOpcode::Recv,
-            qpn: self.qpn,
-            ..Wc::default()
-        };
-        ctx.out.completions.push((self.recv_cq, wc));
+        let flushed = self.responder.flush_receives(&self.context, ctx, most);
+        invariant!(flushed == 0 || !self.shares_receives, "receives of a shared queue are flushed");
+        flushed
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Qp;
 use super::requester::HALF_CIRCLE;
-use super::responder::{Responder, psn_of};
 use crate::verbs::{QpState, QpType};
 
 impl Qp {
@@ -31,23 +30,5 @@ impl Qp {
             invariant!(outstanding <= HALF_CIRCLE, "PSNs from {} to {} are outstanding", r.una, r.sent_end);
             invariant!(r.reads_outstanding <= queued, "{} READs of {queued}", r.reads_outstanding);
         }
-    }
-}
-
-impl Responder {
-    fn assert_invariants(&self) {
-        if let Some(early) = &self.early {
-            early.assert_invariants(self.expected);
-        }
-        invariant!(self.msn <= 0xff_ffff, "MSN {}, modulo 2^24", self.msn);
-        let (next, count) = (self.next_resource, self.resources.len());
-        invariant!(next < count.max(1), "the next resource is {next} of {count}");
-        invariant!(self.replies.is_bounded(), "{} replies", self.replies.len());
-        let psns = self.replies.iter().filter_map(|reply| psn_of(reply, &self.resources));
-        invariant!(
-            psns.clone().is_sorted_by(|a, b| !b.is_before(*a)),
-            "replies to {:?}",
-            psns.collect::<Vec<_>>()
-        );
     }
 }

@@ -12,7 +12,7 @@
 
 use super::memory::Refusal;
 use super::requester::{Requester, Sending};
-use super::{Ctx, Qp};
+use super::{Ctx, KeyUser, Qp};
 use crate::verbs::{SendFlags, WcStatus, WrOpcode};
 
 impl Requester {
@@ -98,7 +98,7 @@ impl Qp {
     fn change_key(&self, ctx: &mut Ctx<'_>) -> Result<(), WcStatus> {
         let r = &self.requester;
         let wr = r.queue.work_request(r.next);
-        let user = self.user();
+        let user = KeyUser { pd: self.pd, qp: self.index };
         let before = match wr.opcode {
             WrOpcode::BindWindow => ctx.memory.region_of(wr.window_bind().window.0),
             WrOpcode::FastRegister => None,

@@ -16,14 +16,12 @@
 //! payload of a READ response         the peer: remote access error
 //! ```
 
-use super::check::Check;
-use super::replies::Reply;
+use super::context::Received;
 use super::requester::{Requester, Sending};
-use super::responder::{RequestRefused, is_last};
 use super::send_queue::QueuedWr;
 use super::{Ctx, Qp, Verdict};
-use crate::verbs::{QpState, QpType, RecvWr, SendFlags, WcStatus};
-use roxie_wire::{Operation, Packet, Psn};
+use crate::verbs::{QpState, SendFlags, WcStatus};
+use roxie_wire::{Packet, Psn};
 
 /// State of the oldest work request before the current response completed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,42 +45,23 @@ impl Qp {
 
     /// Refuses a request after it was executed.
     fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
-        if let Some(verdict) = self.requester.take_back_response(packet).or_else(|| self.early_failed(packet))
-        {
+        let early = self.requester.take_back_response(packet);
+        if let Some(verdict) = early.or_else(|| self.responder.early_failed(packet.bth.psn)) {
             self.note_fast_path();
             return verdict;
         }
-        let r = &mut self.responder;
-        // Take back the receive that the request completed.
-        let completed = ctx.out.completions.drain(completions..).next();
-        if let Some((_, wc)) = &completed {
-            r.receive = Some(RecvWr { wr_id: wc.wr_id, num_sge: 0 });
-        }
-        let is_write = packet.info().operation != Operation::Send;
-        //= IBTA 9.8.2: uc-is-never-answered
-        if self.qp_type == QpType::Uc && is_write && completed.is_none() {
-            ctx.counters.resp_remote_access_errors += 1;
-            return self.responder.drop_message(ctx, Verdict::Unsuitable(Check::NoPage));
-        }
-        let resources = &r.resources;
-        let psn = packet.bth.psn;
-        r.replies.pop_back_if(|reply| match *reply {
-            Reply::Ack { psn: acknowledged, .. } => acknowledged == psn,
-            Reply::Read(slot) | Reply::Atomic(slot) => {
-                resources[usize::from(slot)].as_ref().is_some_and(|resource| resource.first_psn == psn)
-            }
-            _ => false,
-        });
-        if is_last(packet) {
-            r.msn = r.msn.wrapping_sub(1) & 0xff_ffff;
-        }
-        let refusal = match packet.info().operation {
-            Operation::Send => {
-                RequestRefused { check: Check::ReceiveNoPage, receive: Some(WcStatus::LocProt) }
-            }
-            _ => RequestRefused { check: Check::NoPage, receive: Some(WcStatus::LocAccess) },
-        };
-        self.refuse(ctx, packet, refusal)
+        let completed = ctx.out.completions.drain(completions..).next().map(|(_, wc)| wc.wr_id);
+        let request = Received { qp: &self.context, packet, frame: 0 };
+        let verdict = self.responder.request_failed(ctx, request, completed);
+        self.after_request(ctx, verdict)
+    }
+
+    /// Fails the receive of the raw packet that was handled last, because its memory is missing. `completions` is the number
+    /// of pending completions before the frame.
+    pub(crate) fn frame_fault(&mut self, ctx: &mut Ctx<'_>, completions: usize) -> Verdict {
+        let completed = ctx.out.completions.drain(completions..).next().map(|(_, wc)| wc.wr_id);
+        let verdict = self.responder.frame_failed(&self.context, ctx, completed);
+        self.after_request(ctx, verdict)
     }
 
     /// Fails a work request, because its response arrived but could not be stored.
@@ -116,7 +95,9 @@ impl Qp {
             return;
         }
         if is_reply {
-            self.reply_missing(ctx, psn);
+            if self.responder.reply_missing(&self.context, ctx, psn) {
+                self.enter_error(ctx);
+            }
             return;
         }
         let r = &mut self.requester;
@@ -125,14 +106,6 @@ impl Qp {
             r.sending = Sending::Failed(WcStatus::LocProt);
             self.fail_if_oldest(ctx);
         }
-    }
-
-    /// Handles a READ response whose memory is missing.
-    fn reply_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn) {
-        let r = &mut self.responder;
-        let Some(slot) = r.find_resource(psn, Operation::ReadRequest) else { return };
-        r.replies.remove(Reply::Read(slot));
-        self.refuse_rest(ctx, slot, psn, Check::NoPage);
     }
 }
 

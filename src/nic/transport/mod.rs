@@ -14,15 +14,14 @@
 //! run before any reply that depends on them is sent. Completions must be published after those copies.
 //!
 //! Read `requester`, `completer`, `retry` and `responder` in this order. The first three form the requester side of a
-//! connection. `responder` and `duplicates` form the other side. The two sides share no state.
+//! connection. `responder` is the other side, with fields of its own. The two sides share no state, and know of each other only what is in
+//! `context`: numbers, attributes and state of the QP.
 //!
-//! * `selective_requests` with `scoreboard`, `early_packets` with `early`: selective repeat, the requester's and the responder's half;
-//!   `early_responses`: responses to READs.
+//! * `selective_requests` with `scoreboard`: selective repeat, the requester's half; `early_responses`: responses to READs.
 //! * `asking`: which packets ask for an acknowledgement; `examination`: whether the peer has the connection; `credits`: end-to-end credits.
 //! * `local`: work requests that send no packet.
 //! * `memory`: protection keys, and the memory that each of them grants.
-//! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
-//!   sent: `uc`, `ud` and `raw` (frames of other protocols).
+//! * `unacknowledged`: requests of the services without acknowledgements, complete once they are sent: UC, datagrams and raw packets.
 //! * `xrc`: additions of the extended reliable connection.
 //! * `pacing`: congestion control and pacing.
 //! * `fast_path`, `fast_reads`: the fast path for common RC packets.
@@ -41,16 +40,13 @@ mod address;
 mod asking;
 mod check;
 mod completer;
+mod context;
 pub mod coverage;
 mod credits;
-mod duplicates;
-mod early;
-mod early_packets;
 mod early_responses;
-mod early_writes;
 mod examination;
 pub(crate) mod fast_path;
-pub(crate) mod fast_reads;
+mod fast_reads;
 mod flush;
 mod invariants;
 mod local;
@@ -59,13 +55,9 @@ mod memory_fault;
 mod message;
 mod pacing;
 mod permutation;
-mod placement;
 mod qp;
-mod raw;
-mod replies;
-mod reply_packets;
 mod requester;
-mod responder;
+pub(crate) mod responder;
 mod retry;
 mod rules;
 mod scatter;
@@ -73,8 +65,6 @@ mod scoreboard;
 mod selective_requests;
 pub mod send_queue;
 mod turns;
-mod uc;
-mod ud;
 mod unacknowledged;
 mod verdict;
 mod xrc;
@@ -84,12 +74,13 @@ mod planted;
 
 pub use address::AddressHandles;
 pub use check::Check;
+pub use context::{QpConfig, QpContext};
 pub use counters::Counters;
 pub use memory::{KeyUser, MemoryTable, Refusal, RegionSpec, Span};
 pub use permutation::{LongPermutation, Permutation, QuickPermutation, ShortPermutation};
 pub use planted::PlantedBug;
-pub use qp::{Qp, QpConfig};
-pub use replies::Reply;
+pub use qp::Qp;
+pub use responder::Reply;
 pub use retry::Awaits;
 pub use verdict::{Cause, RateChange, TxReason, Verdict};
 

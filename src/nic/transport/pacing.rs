@@ -380,7 +380,7 @@ impl Qp {
     pub(crate) fn has_unpaced(&self) -> bool {
         let is_data = |reply: Reply| matches!(reply, Reply::Read(_) | Reply::ReadPart(_));
         let may_pass = |reply: Reply| !is_data(reply) && !PlantedBug::AcknowledgementsArePaced.is();
-        self.responder.replies.front().is_some_and(may_pass)
+        self.responder.front().is_some_and(may_pass)
     }
 
     /// Charges a sent packet to the pacer.

@@ -1,71 +1,27 @@
 //! The queue pair: its state and attributes, and the dispatch of calls to requester, responder and services.
 
+use std::ops::Deref;
+
 use super::address::template_of;
-use super::check::Check;
+use super::context::{QpConfig, QpContext, Received, is_member};
 use super::pacing::Pacing;
-use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
 use super::responder::Responder;
 use super::send_queue::SendQueue;
 use super::turns::Turns;
-use super::{Ctx, KeyUser, Origin, Span, TxPlan, TxReason, Verdict};
+use super::{Check, Ctx, Origin, PlantedBug, TxPlan, TxReason, Verdict};
 use crate::shared::work_queue::FetchedSend;
-use crate::verbs::{
-    Access, AddressVector, AsyncEvent, CqIndex, EventKind, PdId, QpAttr, QpAttributes, QpCaps, QpIndex,
-    QpInit, QpState, QpType, SendWr, Sge,
-};
+use crate::verbs::{AddressVector, AsyncEvent, CqIndex, EventKind, QpAttr, QpState, QpType, SendWr, Sge};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
 use roxie_wire::{
-    Bth, Ends, Ext, FastPacket, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port,
-    flow_port,
+    Bth, Ends, Ext, FastPacket, Gid, Opcode, Packet, Psn, Service, Template, entropy_port, flow_port,
 };
-
-/// P_Key of the default partition, full member.
-const PKEY: u16 = 0xffff;
-
-/// Parameters for the creation of a QP.
-#[derive(Clone, Copy, Debug)]
-pub struct QpConfig {
-    /// Index in the NIC's QP table.
-    pub index: QpIndex,
-    /// QP number on the wire.
-    pub qpn: Qpn,
-    /// Protection domain of the QP's memory.
-    pub pd: PdId,
-    /// Completion queue for sends.
-    pub send_cq: CqIndex,
-    /// Completion queue for receives.
-    pub recv_cq: CqIndex,
-    /// Service type and queue sizes.
-    pub init: QpInit,
-    /// Protection domain of the shared receive queue, if the QP uses one.
-    pub srq_pd: Option<PdId>,
-}
 
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    /// Index in the NIC's QP table.
-    pub index: QpIndex,
-    /// QP number on the wire.
-    pub qpn: Qpn,
-    /// Protection domain of the QP's memory.
-    pub pd: PdId,
-    /// Completion queue for sends.
-    pub send_cq: CqIndex,
-    /// Completion queue for receives.
-    pub recv_cq: CqIndex,
-    /// If true, every send generates a completion, signaled or not.
-    pub sig_all: bool,
-    /// Service type. Constant during the QP's life.
-    pub qp_type: QpType,
-    /// Queue sizes at creation.
-    pub caps: QpCaps,
-    /// Service of the QP's opcodes. `None`: raw packets, which are not RoCE.
-    pub(super) service: Option<Service>,
-    state: QpState,
-    attributes: QpAttributes,
+    pub(super) context: QpContext,
     template: Option<Template>,
     /// Peer's and local IPv4 address, as its packets carry them. `None` over IPv6.
     ends: Option<Ends>,
@@ -73,12 +29,10 @@ pub struct Qp {
     tag: Option<u16>,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// The QP uses a shared receive queue. Its receives outlive the QP's errors.
-    pub(super) shares_receives: bool,
     established: bool,
     /// True for an RC QP in whose sequence nothing is missing, and that is not parked: the fast path may take its packets.
     fast: bool,
-    pub(super) parked: bool,
+    parked: bool,
     drain_requested: bool,
     pub(super) turns: Turns,
     /// Local GID of the last datagram sent to a multicast group.
@@ -87,30 +41,27 @@ pub struct Qp {
     pub pacing: Pacing,
 }
 
+/// The context of a QP, to be read.
+impl Deref for Qp {
+    type Target = QpContext;
+
+    #[inline(always)]
+    fn deref(&self) -> &QpContext {
+        &self.context
+    }
+}
+
 impl Qp {
     /// Returns a QP in RESET. `queue` is the NIC's copy of its send queue.
     pub fn new(config: &QpConfig, queue: SendQueue) -> Qp {
-        let caps = &config.init.caps;
         let has_addresses = config.init.qp_type.is_datagram() || config.init.qp_type.is_extended();
         Qp {
-            index: config.index,
-            qpn: config.qpn,
-            pd: config.pd,
-            send_cq: config.send_cq,
-            recv_cq: config.recv_cq,
-            sig_all: config.init.sq_sig_all,
-            qp_type: config.init.qp_type,
-            caps: *caps,
-            service: service_of(config.init.qp_type),
-            state: QpState::Reset,
-            attributes: QpAttributes::default(),
+            context: QpContext::new(config),
             template: None,
             ends: None,
             tag: None,
             requester: Requester::new(queue.with_addresses(has_addresses)),
-            //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
-            responder: Responder::new(caps.max_recv_sge, config.srq_pd.unwrap_or(config.pd)),
-            shares_receives: config.srq_pd.is_some(),
+            responder: Responder::new(config),
             established: false,
             fast: config.init.qp_type == QpType::Rc,
             parked: false,
@@ -121,19 +72,14 @@ impl Qp {
         }
     }
 
-    /// Returns the QP's state.
-    pub fn state(&self) -> QpState {
-        self.state
-    }
-
-    /// Returns the QP's attributes.
-    pub fn attributes(&self) -> &QpAttributes {
-        &self.attributes
+    /// Returns the completion queue for receives.
+    pub fn recv_cq(&self) -> CqIndex {
+        self.responder.recv_cq()
     }
 
     /// Returns the next PSNs: (to send, expected).
     pub fn psns(&self) -> (Psn, Psn) {
-        (self.requester.psn, self.responder.expected)
+        (self.requester.psn, self.responder.expected())
     }
 
     /// Returns the prepared headers, once the QP has a path.
@@ -152,10 +98,10 @@ impl Qp {
             self.reset();
             return;
         }
-        self.attributes.apply(attr);
+        self.context.attributes_mut().apply(attr);
         //= IBTA 9.7.1: psn-begins-as-agreed
         if let Some(psn) = attr.rq_psn {
-            self.responder.expected = psn;
+            self.responder.start(psn);
         }
         //= IBTA 9.7.1: psn-begins-as-agreed
         if let Some(psn) = attr.sq_psn {
@@ -164,25 +110,26 @@ impl Qp {
         if attr.selective_repeat.is_some() {
             self.set_selective_repeat();
         }
-        self.requester.set_timeout(self.attributes.ack_timeout());
+        let attributes = *self.attributes();
+        self.requester.set_timeout(attributes.ack_timeout());
         if attr.timeout.is_some() && self.requester.una != self.requester.sent_end {
             let timeout = self.requester.ack_timeout;
             self.requester.retransmit_at = timeout.map_or(Nanos::MAX, |timeout| ctx.now + timeout);
         }
-        self.requester.set_asking(self.qp_type, &self.attributes, self.pacing.is_on());
+        self.requester.set_asking(self.context.qp_type, &attributes, self.pacing.is_on());
         if attr.max_dest_rd_atomic.is_some() {
-            self.responder.set_resources(self.attributes.max_dest_rd_atomic);
+            self.responder.set_resources(attributes.max_dest_rd_atomic);
         }
-        self.requester.retries_left = self.attributes.retry_cnt;
-        self.requester.rnr_retries_left = self.attributes.rnr_retry;
+        self.requester.retries_left = attributes.retry_cnt;
+        self.requester.rnr_retries_left = attributes.rnr_retry;
         self.rebuild_template();
         if next == QpState::Err {
             self.enter_error(ctx);
         }
-        if self.state == QpState::Sqe && next == QpState::Rts && !self.requester.queue.is_empty() {
+        let before = self.context.enter(next);
+        if before == QpState::Sqe && next == QpState::Rts && !self.requester.queue.is_empty() {
             self.requester.sending = Sending::Flushing(self.requester.queue.head());
         }
-        self.state = next;
         if next != QpState::Sqd {
             self.drain_requested = false;
         } else {
@@ -194,7 +141,7 @@ impl Qp {
 
     /// Moves the QP to the error state after an external failure. Returns false if it was in RESET or ERR already.
     pub fn fail(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let in_use = !matches!(self.state, QpState::Reset | QpState::Err);
+        let in_use = !matches!(self.state(), QpState::Reset | QpState::Err);
         if in_use {
             self.enter_error(ctx);
         }
@@ -203,9 +150,10 @@ impl Qp {
 
     /// Turns selective repeat on or off, as agreed with the peer. On RC only.
     fn set_selective_repeat(&mut self) {
-        self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
-        self.requester.set_selective(self.attributes.selective_repeat);
-        self.responder.set_selective(self.attributes.selective_repeat);
+        let is_on = self.qp_type == QpType::Rc && self.attributes().selective_repeat;
+        self.context.attributes_mut().selective_repeat = is_on;
+        self.requester.set_selective(is_on);
+        self.responder.set_selective(is_on);
         self.note_fast_path();
     }
 
@@ -213,6 +161,19 @@ impl Qp {
     pub fn set_parked(&mut self, parked: bool) {
         self.parked = parked;
         self.note_fast_path();
+    }
+
+    /// True if packets came early that are not passed yet.
+    pub(crate) fn has_early(&self) -> bool {
+        self.responder.has_early()
+    }
+
+    /// True for an RC QP to which nothing came early. `fast` remembers the answer.
+    pub(super) fn may_take_fast_path(&self) -> bool {
+        self.qp_type == QpType::Rc
+            && !self.parked
+            && !self.responder.has_early()
+            && !self.requester.has_early_responses()
     }
 
     /// True if the fast path may take received packets.
@@ -227,14 +188,14 @@ impl Qp {
 
     /// Sets the attributes that verbs do not define.
     pub fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
-        self.attributes.mig_req = mig_req;
-        self.attributes.end_to_end_credits = end_to_end_credits;
+        let attributes = self.context.attributes_mut();
+        attributes.mig_req = mig_req;
+        attributes.end_to_end_credits = end_to_end_credits;
     }
 
     fn reset(&mut self) {
-        self.state = QpState::Reset;
-        let kept = self.attributes;
-        self.attributes = QpAttributes::default();
+        self.context.enter(QpState::Reset);
+        let kept = std::mem::take(self.context.attributes_mut());
         self.configure(kept.mig_req, kept.end_to_end_credits);
         (self.template, self.ends) = (None, None);
         //= IBTA 10.3.1.1: reset-forgets
@@ -245,17 +206,6 @@ impl Qp {
         self.drain_requested = false;
         self.group_source = None;
         self.pacing = Pacing::default();
-    }
-
-    /// Returns the BTH fields that all packets of this QP share.
-    pub(super) fn bth(&self) -> Bth {
-        Bth {
-            //= IBTA 9.2: pkey-of-the-qp-is-sent
-            pkey: PKEY,
-            mig_req: self.attributes.mig_req,
-            dest_qp: self.attributes.dest_qpn,
-            ..Bth::default()
-        }
     }
 
     /// Handles a received packet. `frame` is its index in the receive burst.
@@ -275,22 +225,101 @@ impl Qp {
         if !self.qp_type.is_extended() {
             return self.handle_unacknowledged(ctx, packet, frame);
         }
-        match self.wrong_direction(ctx, packet) {
-            Some(verdict) => verdict,
-            None => self.handle_reliable(ctx, packet, frame),
+        // An XRC initiator sends requests alone, a target responses alone.
+        //= IBTA A14: xrc-has-one-direction
+        match (self.qp_type, packet.info().is_response()) {
+            (QpType::XrcSend, false) => {
+                ctx.counters.rx_wrong_service += 1;
+                Verdict::WrongService
+            }
+            (QpType::XrcRecv, true) => {
+                ctx.counters.ghost_acks += 1;
+                Verdict::Ghost
+            }
+            _ => self.handle_reliable(ctx, packet, frame),
         }
+    }
+
+    /// Handles a received packet of an unreliable service. A send queue error does not affect receives.
+    fn handle_unacknowledged(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let state = self.state();
+        if matches!(state, QpState::Reset | QpState::Init | QpState::Err) {
+            ctx.counters.rx_wrong_state += 1;
+            return Verdict::WrongState(state);
+        }
+        let verdict = if self.qp_type.is_datagram() {
+            let sent_from = self.group_source;
+            self.responder.on_datagram(ctx, Received { qp: &self.context, packet, frame }, sent_from)
+        } else {
+            if state == QpState::Rtr {
+                self.note_established(ctx);
+            }
+            self.responder.on_uc_request(ctx, Received { qp: &self.context, packet, frame })
+        };
+        self.after_request(ctx, verdict)
+    }
+
+    /// Handles a raw packet of `length` bytes, steered to this QP. `frame` is its index in the receive burst.
+    pub fn handle_frame(&mut self, ctx: &mut Ctx<'_>, length: usize, frame: u16) -> Verdict {
+        let state = self.state();
+        if matches!(state, QpState::Reset | QpState::Init | QpState::Err) {
+            ctx.counters.rx_wrong_state += 1;
+            return Verdict::WrongState(state);
+        }
+        ctx.counters.rcvd_pkts += 1;
+        let verdict = self.responder.on_frame(&self.context, ctx, length, frame);
+        self.after_request(ctx, verdict)
+    }
+
+    /// Handles a request packet of a reliable service.
+    fn handle_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let verdict = self.responder.on_request(ctx, Received { qp: &self.context, packet, frame });
+        if self.attributes().selective_repeat {
+            self.note_fast_path();
+        }
+        self.after_request(ctx, verdict)
+    }
+
+    /// Enters the error state if the responder has failed.
+    #[inline(always)]
+    pub(super) fn after_request(&mut self, ctx: &mut Ctx<'_>, verdict: Verdict) -> Verdict {
+        if verdict.ends_connection() {
+            self.enter_error(ctx);
+        }
+        verdict
+    }
+
+    /// Advances over the packets that came early and are due now. Called after a request was executed.
+    pub(crate) fn advance_over_early(&mut self, ctx: &mut Ctx<'_>) {
+        self.responder.advance_over_early(&self.context, ctx);
+        self.note_fast_path();
+    }
+
+    /// Stores the original value of an atomic that the DMA stage has executed for the peer.
+    pub fn atomic_done(&mut self, resource: u8, before: u64) {
+        self.responder.atomic_done(resource, before);
+    }
+
+    /// Drops the responses that have not left. A QP that has lost a write must not acknowledge it, whatever its state is.
+    pub fn forget_replies(&mut self) {
+        self.responder.forget_replies();
+    }
+
+    /// Drops the current receive without a completion, because its shared receive queue was destroyed.
+    pub fn forget_receive(&mut self) {
+        self.responder.forget_receive();
     }
 
     // Inlined twice: XRC's dispatch must not cost RC a call.
     #[inline(always)]
     fn handle_reliable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
         let is_response = packet.info().is_response();
-        match (self.state, is_response) {
+        match (self.state(), is_response) {
             // No packets are accepted in these states.
             //= IBTA 10.3.1.2: init-takes-receives-and-no-packets
             (QpState::Reset | QpState::Init | QpState::Err | QpState::Sqe, _) => {
                 ctx.counters.rx_wrong_state += 1;
-                Verdict::WrongState(self.state)
+                Verdict::WrongState(self.state())
             }
             // Nothing was sent in RTR, so there is nothing to respond to.
             (QpState::Rtr, true) => {
@@ -314,16 +343,16 @@ impl Qp {
         }
     }
 
-    /// True if an RC request comes from the peer, has the expected PSN, and the QP's state accepts it.
+    /// True if an RC request comes from the peer, and the QP's state accepts it.
     //= IBTA 9.6.1: opcode-is-of-the-qps-service, pkey-matches, source-is-the-peer, destination-is-our-address
     #[inline(always)]
-    pub(super) fn is_due(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
-        let takes = match self.state {
+    pub(super) fn takes_request(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
+        let takes = match self.state() {
             QpState::Rts | QpState::Sqd => true,
             QpState::Rtr => self.established,
             _ => false,
         };
-        takes && bth.psn == self.responder.expected && self.fits_fast_path(packet, bth)
+        takes && self.fits_fast_path(packet, bth)
     }
 
     /// True if the fast path may take an RC packet: nothing is missing before it, it comes from the peer, its partition matches, and its
@@ -331,7 +360,7 @@ impl Qp {
     #[inline(always)]
     pub(super) fn fits_fast_path(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
         self.fast
-            && bth.pkey & 0x7fff == PKEY & 0x7fff
+            && is_member(bth.pkey)
             && self.ends == Some(packet.ends())
             && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)
     }
@@ -349,11 +378,11 @@ impl Qp {
         // Full and limited members of the default partition are accepted.
         //= IBTA 9.6.1: pkey-matches
         //= IBTA 10.9.3: limited-member-is-a-member
-        if packet.bth.pkey & 0x7fff != PKEY & 0x7fff {
+        if !is_member(packet.bth.pkey) {
             ctx.counters.rx_bad_pkey += 1;
             return Some(Verdict::BadPkey(packet.bth.pkey));
         }
-        let av = self.attributes.av.as_ref();
+        let av = self.attributes().av.as_ref();
         // Responses carry the addresses, the VLAN and the RoCE version of requests.
         //= IBTA 9.6.1: source-is-the-peer, destination-is-our-address
         let from_peer = av.is_some_and(|av| {
@@ -380,10 +409,10 @@ impl Qp {
             ctx.counters.rx_malformed += 1;
             return Verdict::BadCnp;
         }
-        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Err) {
+        if matches!(self.state(), QpState::Reset | QpState::Init | QpState::Err) {
             ctx.counters.rcvd_pkts += 1;
             ctx.counters.rx_wrong_state += 1;
-            return Verdict::WrongState(self.state);
+            return Verdict::WrongState(self.state());
         }
         //= IBTA A17.9.3: cnp-slows-its-qp
         match self.pacing.notified(ctx.now) {
@@ -413,7 +442,7 @@ impl Qp {
     /// True if the NIC should fetch work requests in this state.
     pub fn takes_sends(&self) -> bool {
         //= IBTA 10.3.1.3: rtr-answers-and-does-not-ask
-        matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
+        matches!(self.state(), QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
     }
 
     /// True if `next_packet` may have a packet to send. Packets that wait for a response or a timer do not count.
@@ -434,17 +463,35 @@ impl Qp {
             QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
             _ => return self.next_unacknowledged(ctx),
         }
-        if self.turns.request_precedes(self.responder.replies.front(), ctx.acknowledges_first) {
+        if self.turns.request_precedes(self.responder.front(), ctx.acknowledges_first) {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
     }
 
+    /// Plans the packet of the oldest pending reply.
+    pub(super) fn next_reply(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        loop {
+            let reply = self.responder.front()?;
+            let plan = self.responder.plan_reply(&self.context, ctx, reply);
+            if plan.is_some() {
+                return plan;
+            }
+            if self.responder.drop_reply(&self.context, ctx) {
+                self.enter_error(ctx);
+            }
+            // A READ response behind it is paced.
+            if self.pacing.holds() && !self.has_unpaced() {
+                return None;
+            }
+        }
+    }
+
     /// True if the QP is an unpaced RC QP in RTS, and a request takes precedence over its pending replies.
     #[inline(always)]
     pub(super) fn request_goes_first(&self, acknowledges_first: bool) -> bool {
-        let first = self.turns.request_precedes(self.responder.replies.front(), acknowledges_first);
-        first && self.state == QpState::Rts && self.qp_type == QpType::Rc && !self.pacing.is_on()
+        let first = self.turns.request_precedes(self.responder.front(), acknowledges_first);
+        first && self.state() == QpState::Rts && self.qp_type == QpType::Rc && !self.pacing.is_on()
     }
 
     /// Advances the state past `plan`, which the port has accepted.
@@ -472,7 +519,7 @@ impl Qp {
     /// Returns a congestion notification packet (CNP) for the peer (IBTA annex A17.9.3).
     pub fn notification(&self) -> TxPlan {
         //= IBTA A17.9.3: cnp-answers-a-mark
-        let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
+        let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.context.bth() };
         if PlantedBug::NotifiesItself.is() {
             bth.dest_qp = self.qpn;
         }
@@ -490,11 +537,9 @@ impl Qp {
     /// requests, in order, and for later ones. A pending NAK that refuses a request is still sent.
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.7: error-flushes-both-queues
-        let before = std::mem::replace(&mut self.state, QpState::Err);
+        let before = self.context.enter(QpState::Err);
         self.requester.abandon();
-        self.flush_begun_receive(ctx);
-        self.responder.keep_up_to_refusal();
-        self.responder.forget_early();
+        self.responder.abandon(&self.context, ctx);
         self.note_fast_path();
         if self.shares_receives && before != QpState::Err {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::LastWqeReached));
@@ -503,9 +548,8 @@ impl Qp {
 
     /// Applies `change` to the path. Allowed in every state, because a host's MAC address may change at any time.
     pub fn readdress(&mut self, change: impl FnOnce(&mut AddressVector)) {
-        if let Some(mut av) = self.attributes.av {
-            change(&mut av);
-            self.attributes.av = Some(av);
+        if let Some(av) = &mut self.context.attributes_mut().av {
+            change(av);
             self.rebuild_template();
         }
     }
@@ -518,9 +562,9 @@ impl Qp {
     }
 
     fn rebuild_template(&mut self) {
-        self.template = self.attributes.av.map(|av| self.template_along(&av, self.tag));
+        self.template = self.attributes().av.map(|av| self.template_along(&av, self.tag));
         // The fast path takes only plain packets.
-        let plain = self.attributes.av.filter(|av| av.encapsulation.is_plain());
+        let plain = self.attributes().av.filter(|av| av.encapsulation.is_plain());
         self.ends = plain.and_then(|av| Ends::of(&av.dgid, &av.sgid));
     }
 
@@ -528,7 +572,7 @@ impl Qp {
     pub fn template_along(&self, av: &AddressVector, tag: Option<u16>) -> Template {
         // The UDP source port depends on the flow label, or on both QPNs (`rdma_get_udp_sport`, `ib_verbs.h`).
         let port = match av.flow_label {
-            0 => entropy_port(self.qpn, self.attributes.dest_qpn),
+            0 => entropy_port(self.qpn, self.attributes().dest_qpn),
             label => flow_port(label),
         };
         template_of(av, port, tag)
@@ -536,57 +580,16 @@ impl Qp {
 
     /// Sets the state to SQE. [`Qp::enter_send_queue_error`] also flushes.
     pub(super) fn set_send_queue_error(&mut self) {
-        self.state = QpState::Sqe;
+        self.context.enter(QpState::Sqe);
     }
 
     /// True in SQD while a started work request is incomplete.
     pub fn is_draining(&self) -> bool {
         let queue = &self.requester.queue;
-        self.state == QpState::Sqd && !queue.is_empty() && queue.at(queue.tail()).started
+        self.state() == QpState::Sqd && !queue.is_empty() && queue.at(queue.tail()).started
     }
 
     pub(super) fn take_drain_request(&mut self) -> bool {
         std::mem::take(&mut self.drain_requested)
-    }
-
-    /// Returns the identity under which keys are checked.
-    pub(super) fn user(&self) -> KeyUser {
-        KeyUser { pd: self.pd, qp: self.index }
-    }
-
-    /// Checks a peer's key against `pd`, the domain that was current when the request was accepted.
-    pub(super) fn check_remote_in(
-        &self,
-        pd: PdId,
-        ctx: &Ctx<'_>,
-        reth: &Reth,
-        access: Access,
-    ) -> Result<Span, Check> {
-        let user = KeyUser { pd, qp: self.index };
-        let checked = ctx.memory.check_remote(user, reth.rkey, reth.va, reth.dma_len.into(), access);
-        checked.map_err(Check::from)
-    }
-
-    /// Checks a peer's key against the QP's own domain.
-    pub(super) fn check_remote(
-        &self,
-        ctx: &Ctx<'_>,
-        va: u64,
-        rkey: u32,
-        length: u64,
-        access: Access,
-    ) -> Result<Span, Check> {
-        ctx.memory.check_remote(self.user(), rkey, va, length, access).map_err(Check::from)
-    }
-}
-
-fn service_of(qp_type: QpType) -> Option<Service> {
-    match qp_type {
-        QpType::Rc => Some(Service::Rc),
-        QpType::Uc => Some(Service::Uc),
-        QpType::Ud | QpType::Gsi => Some(Service::Ud),
-        QpType::XrcSend | QpType::XrcRecv => Some(Service::Xrc),
-        //= IBTA 9.8.4: raw-is-never-roce
-        QpType::RawPacket => None,
     }
 }

@@ -12,15 +12,14 @@
 //! PSNs from there on were never sent, so that no valid response acknowledges them.
 
 use super::asking;
+use super::check::check_flush;
 use super::examination;
-use super::placement::check_flush;
 use super::planted::PlantedBug;
-use super::replies::Reply;
 use super::rules::{Segment, packets_for, packets_of};
 use super::scatter;
 use super::scoreboard::Scoreboard;
 use super::send_queue::{Operands, SendQueue, Wqe};
-use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
+use super::{Cause, Ctx, Origin, Qp, Reply, TxPlan, TxReason};
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
 use roxie_base::limits::{Limits, MAX_MESSAGE};
 use roxie_base::time::Nanos;
@@ -232,7 +231,7 @@ impl Qp {
 
     /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.
     pub fn is_pressing(&self, limits: &Limits) -> bool {
-        let acknowledges = matches!(self.responder.replies.front(), None | Some(Reply::Ack { .. }));
+        let acknowledges = matches!(self.responder.front(), None | Some(Reply::Ack { .. }));
         !acknowledges || (!self.pacing.holds() && self.has_request(limits))
     }
 

@@ -3,7 +3,7 @@
 use super::message::Message;
 use super::send_queue::Wqe;
 use crate::verbs::WrOpcode;
-use roxie_wire::{Opcode, Operation, Position};
+use roxie_wire::{Opcode, Operation, Packet, Position};
 
 /// A packet's part of a message.
 #[derive(Clone, Copy)]
@@ -42,6 +42,11 @@ impl Segment {
             (true, false, true) => Opcode::RC_WRITE_LAST,
         }
     }
+}
+
+/// True for the last packet of a message.
+pub(super) fn is_last(packet: &Packet) -> bool {
+    packet.info().position.ends()
 }
 
 /// Returns the opcode of packet `k` of a READ response of `packets` packets.

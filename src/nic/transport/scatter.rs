@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use super::planted::PlantedBug;
 use super::{DmaIn, Gather, MemoryTable, Output, Span};
 use crate::verbs::{Access, PdId, Sge};
+use roxie_wire::Packet;
 
 /// Reason why a scatter/gather list cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +149,11 @@ pub(super) struct FramePayload {
 }
 
 impl FramePayload {
+    /// Returns where the payload of `packet` is, in received frame number `frame`.
+    pub(super) fn of(packet: &Packet, frame: u16) -> FramePayload {
+        FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 }
+    }
+
     /// Returns the bytes that a WRITE packet with `pad` bytes of pad stores: the payload.
     #[inline(always)]
     pub(super) fn written(self, pad: u8) -> FramePayload {

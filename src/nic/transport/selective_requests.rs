@@ -8,16 +8,18 @@
 //! If nothing is acknowledged for a short time, a probe finds a loss at the tail: the last packet is sent again. The peer's answer
 //! tells what is missing.
 
-use super::early::Early;
 use super::requester::{Requester, Sending};
+use super::responder::Responder;
 use super::scoreboard::{Scoreboard, mask};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
 use roxie_wire::{Packet, Psn, Sack, Syndrome};
 
-const _: () =
-    assert!(size_of::<Scoreboard>() + size_of::<Early>() <= 256, "memory of a QP for selective repeat");
+const _: () = assert!(
+    size_of::<Scoreboard>() + Responder::SELECTIVE_REPEAT <= 256,
+    "memory of a QP for selective repeat"
+);
 
 impl Requester {
     /// Returns the number of PSNs from `una` to the last one sent.

@@ -1,6 +1,6 @@
 //! Turns: whether a request or a reply of a reliable QP is sent next.
 
-use super::replies::Reply;
+use super::Reply;
 
 /// Whose turn it is after the last packet.
 ///

@@ -1,22 +1,22 @@
-//! Common part of the services without acknowledgements and retransmission: UC, datagrams and raw packets.
+//! Requests of the services without acknowledgements and retransmission: UC (IBTA 9.8.2), datagrams (UD, 9.8.3) and raw packets.
 //!
 //! A request is complete once its last packet is sent. A send error stops the send queue only (SQE); receives continue.
-//! A received packet that cannot be accepted is dropped and counted, and the peer is not notified.
-//!
-//! [`super::uc`], [`super::ud`] and [`super::raw`] implement what differs: the packets of a request, and the effect of
-//! a received packet.
 
-use super::check::Check;
-use super::planted::PlantedBug;
-use super::responder::Responder;
-use super::rules::packets_for;
-use super::scatter::{self, ListError};
+use super::requester::segment;
+use super::rules::{Segment, packets_for};
+use super::scatter;
 use super::send_queue::Wqe;
-use super::{Ctx, Qp, TxPlan, Verdict};
-use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, Wc, WcOpcode, WcStatus};
-use roxie_wire::{Packet, Qpn};
+use super::{Ctx, Origin, Qp, TxPlan, TxReason};
+use crate::verbs::{QpType, SendFlags, UdAddress, WcStatus, WrOpcode};
+use roxie_base::limits::MAX_MESSAGE;
+use roxie_wire::frame::ETHERNET_HEADER;
+use roxie_wire::{Bth, Deth, Ext, Opcode, Qpn};
 
-/// The requester.
+/// Opcode bits that distinguish UC from RC.
+const UC: u8 = 0x20;
+/// In a work request's Q_Key: use the QP's own Q_Key (IBTA 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+
 impl Qp {
     /// Plans the next request packet. A request that cannot be sent fails at once and moves the QP to SQE.
     pub(super) fn next_unacknowledged(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
@@ -111,80 +111,90 @@ impl Qp {
         // If a message was cut off, its unsent packets return their PSNs.
         r.psn = r.sent_end;
     }
-}
 
-/// The responder.
-impl Qp {
-    /// Handles a received packet of an unreliable service.
-    pub(super) fn handle_unacknowledged(
-        &mut self,
+    pub(super) fn plan_uc_request(
+        &self,
         ctx: &mut Ctx<'_>,
-        packet: &Packet,
-        frame: u16,
-    ) -> Verdict {
-        match self.state() {
-            QpState::Reset | QpState::Init | QpState::Err => {
-                ctx.counters.rx_wrong_state += 1;
-                Verdict::WrongState(self.state())
-            }
-            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if self.qp_type.is_datagram() => {
-                self.handle_datagram(ctx, packet, frame)
-            }
-            QpState::Rtr => {
-                self.note_established(ctx);
-                self.handle_uc_request(ctx, packet, frame)
-            }
-            // A send queue error does not affect receives.
-            QpState::Rts | QpState::Sqd | QpState::Sqe => self.handle_uc_request(ctx, packet, frame),
+        position: u32,
+        wqe: &Wqe,
+    ) -> Result<TxPlan, WcStatus> {
+        if wqe.length() > u64::from(MAX_MESSAGE) {
+            return Err(WcStatus::LocLen);
         }
+        let r = &self.requester;
+        let k = if wqe.started { r.next_packet } else { 0 };
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let part = Segment::of(wqe.length(), k, mtu);
+        let (opcode, ext) = segment(wqe, &part);
+        let inline = self.gather_payload(ctx, position, wqe, part.offset, part.length)?;
+        let bth = Bth {
+            opcode: Opcode(opcode.0 | UC),
+            //= IBTA 9.2: solicited-is-in-the-last-packet
+            solicited: part.last && wqe.wr.flags.contains(SendFlags::SOLICITED),
+            psn: r.position(),
+            ..self.bth()
+        };
+        Ok(TxPlan {
+            bth,
+            ext,
+            payload_len: part.length,
+            inline,
+            ah: None,
+            reason: TxReason::New,
+            origin: Origin::Unacknowledged,
+        })
     }
 
-    /// Handles a message that does not fit its receive. A message that is too long is dropped, and the receive stays
-    /// posted. Memory that is not writable is the application's error, and fails the receive.
-    #[cold]
-    pub(super) fn not_received(&mut self, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
-        match error {
-            ListError::TooShort if PlantedBug::LongDatagramEnds.is() => {
-                self.fail_receive(ctx, WcStatus::LocLen)
-            }
-            ListError::TooShort => {
-                //= IBTA 9.9.3: ud-receive-holds-the-datagram, datagram-of-a-stranger-ends-nothing
-                ctx.counters.resp_local_length_error += 1;
-                ctx.counters.rx_dropped_unacknowledged += 1;
-                Verdict::Unsuitable(Check::ReceiveLength)
-            }
-            ListError::Protection => self.fail_receive(ctx, WcStatus::LocProt),
+    pub(super) fn plan_datagram(
+        &self,
+        ctx: &mut Ctx<'_>,
+        position: u32,
+        wqe: &Wqe,
+    ) -> Result<TxPlan, WcStatus> {
+        let UdAddress { ah, remote_qpn, remote_qkey } = self.requester.queue.operands(position).ud;
+        // The handle was destroyed, or belongs to another domain.
+        //= IBTA 11.2.2.1: ud-handle-is-of-the-domain
+        ctx.handles.find(ah).filter(|handle| handle.pd == self.pd).ok_or(WcStatus::LocQpOp)?;
+        //= IBTA 9.8.3: ud-is-no-longer-than-the-mtu
+        if wqe.length() > ctx.handles.largest_payload() as u64 {
+            return Err(WcStatus::LocLen);
         }
+        let payload_len = wqe.length() as u16;
+        let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
+        //= IBTA 10.2.5: ud-high-qkey-is-the-qps-own
+        let qkey = if remote_qkey & OWN_QKEY != 0 { self.context.qkey() } else { remote_qkey };
+        //= IBTA 9.8.3: ud-names-sender-and-key
+        let deth = Deth { qkey, src_qp: self.qpn };
+        //= IBTA 9.8.3: ud-is-one-packet
+        let (opcode, ext) = match wqe.wr.opcode {
+            WrOpcode::SendImm => (Opcode::UD_SEND_ONLY_IMM, Ext::DethImm(deth, wqe.wr.imm)),
+            _ => (Opcode::UD_SEND_ONLY, Ext::Deth(deth)),
+        };
+        let bth = Bth {
+            opcode,
+            //= IBTA 9.2: solicited-is-in-the-last-packet
+            solicited: wqe.wr.flags.contains(SendFlags::SOLICITED),
+            psn: self.requester.position(),
+            dest_qp: remote_qpn,
+            ..self.bth()
+        };
+        let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
+        Ok(TxPlan { bth, ext, payload_len, inline, ah: Some(ah), reason, origin })
     }
 
-    /// Fails the current receive, because its memory is not writable, and moves the QP to the error state.
-    pub(super) fn fail_receive(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) -> Verdict {
-        if let Some(receive) = self.responder.receive.take() {
-            ctx.counters.resp_cqe_error += 1;
-            let wc =
-                Wc { wr_id: receive.wr_id, status, opcode: WcOpcode::Recv, qpn: self.qpn, ..Wc::default() };
-            ctx.out.completions.push((self.recv_cq, wc));
+    /// Plans a frame. Fails with LOC_LEN if it is shorter than an Ethernet header or longer than the link allows.
+    pub(super) fn plan_raw(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
+        let longest = ctx.longest_frame.min(usize::from(u16::MAX)) as u64;
+        //= IBTA 9.8.4: raw-is-no-longer-than-the-link
+        if wqe.length() < ETHERNET_HEADER as u64 || wqe.length() > longest {
+            return Err(WcStatus::LocLen);
         }
-        ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpFatal));
-        //= IBTA 9.9.3: receive-memory-is-writable
-        self.enter_error(ctx);
-        Verdict::ReceiveFailed(status)
-    }
-}
-
-impl Responder {
-    /// Returns a receive for a single-packet message: the receive kept from an oversized message, or a new one. Returns
-    /// `None` and counts a drop if there is none.
-    pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
-        if self.receive.is_none() {
-            self.receive = ctx.receives.take(&mut self.sges);
-        }
-        if self.receive.is_none() {
-            //= IBTA 9.8.3: ud-without-a-receive-is-lost
-            //= IBTA 9.8.4: raw-without-a-receive-is-lost
-            ctx.counters.out_of_buffer += 1;
-            ctx.counters.rx_dropped_unacknowledged += 1;
-        }
-        self.receive
+        let payload_len = wqe.length() as u16;
+        let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
+        //= IBTA 9.8.4: raw-frame-is-sent-as-it-is
+        // The BTH is not sent; its PSN only counts.
+        let bth = Bth { psn: self.requester.position(), ..Bth::default() };
+        let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
+        Ok(TxPlan { bth, ext: Ext::None, payload_len, inline, ah: None, reason, origin })
     }
 }

@@ -175,6 +175,11 @@ pub enum TxReason {
 }
 
 impl Verdict {
+    /// True if the responder has failed, so that the QP enters the error state.
+    pub(super) fn ends_connection(&self) -> bool {
+        matches!(self, Verdict::Refused(_) | Verdict::ReceiveFailed(_))
+    }
+
     /// True if the packet shows that the peer has the connection: a request that is due or was executed, or a response to what was sent.
     #[inline]
     pub fn is_of_connection(&self) -> bool {

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::check::Check;
+use super::Check;
 use roxie_wire::Psn;
 
 /// A reply.

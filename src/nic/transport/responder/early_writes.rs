@@ -8,8 +8,8 @@ const WRITES: usize = 7;
 /// A WRITE of which the first packet came early.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlyWrite {
-    pub(super) first: Psn,
-    pub(super) reth: Reth,
+    pub first: Psn,
+    pub reth: Reth,
 }
 
 /// The remembered WRITEs, all with the same key, without padding between them.

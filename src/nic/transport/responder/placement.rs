@@ -3,13 +3,11 @@
 //!
 //! ATOMIC WRITE and FLUSH count as READs and atomics of a QP. Their response is a READ response without payload.
 
-use super::check::Check;
-use super::memory;
-use super::responder::{Executed, RequestRefused, Responder, payload_of};
-use super::send_queue::Wqe;
-use super::{Ctx, DmaIn, Qp, Span};
+use super::execution::{Executed, RequestRefused};
+use super::{Check, Received, Responder};
+use crate::transport::scatter::FramePayload;
+use crate::transport::{Ctx, DmaIn, QpContext, Span};
 use crate::verbs::{Access, WcStatus};
-use roxie_base::limits::MAX_MESSAGE;
 use roxie_wire::{Feth, Operation, Packet, Reth};
 
 /// FETH selectivity: the range of the RETH.
@@ -17,51 +15,56 @@ const SELECT_RANGE: u8 = 0;
 /// FETH selectivity: all memory of the key.
 const SELECT_REGION: u8 = 1;
 
-impl Qp {
+impl Responder {
     /// Executes the invalidation of a SEND with invalidate. If the key must not be invalidated, the peer gets an access
     /// error. The receive completes as in rdma_rxe (class J in `rxe_resp.c`, which still acknowledges the SEND).
-    pub(super) fn invalidate(&mut self, ctx: &mut Ctx<'_>, key: u32) -> Result<(), RequestRefused> {
-        let refused =
-            |why: memory::Refusal| RequestRefused { check: why.into(), receive: Some(WcStatus::RemInvReq) };
+    pub(super) fn invalidate(
+        &self,
+        qp: &QpContext,
+        ctx: &mut Ctx<'_>,
+        key: u32,
+    ) -> Result<(), RequestRefused> {
         let before = ctx.memory.region_of(key);
-        ctx.memory.invalidate(self.user(), key, true).map_err(refused)?;
-        ctx.out.withdrawn.extend(before.map(|region| (self.index, region)));
+        ctx.memory
+            .invalidate(self.user(qp), key, true)
+            .map_err(|why| RequestRefused { check: why.into(), receive: Some(WcStatus::RemInvReq) })?;
+        ctx.out.withdrawn.extend(before.map(|region| (qp.index, region)));
         Ok(())
     }
 
     /// Checks the 8 bytes of an atomic or an ATOMIC WRITE. The peer's address and ours must be 8-byte aligned.
     pub(super) fn check_aligned(
         &self,
+        qp: &QpContext,
         ctx: &Ctx<'_>,
-        va: u64,
-        rkey: u32,
+        reth: &Reth,
         access: Access,
     ) -> Result<Span, Check> {
         //= IBTA 9.7.4.1: atomic-is-aligned
-        if !va.is_multiple_of(8) {
+        if !reth.va.is_multiple_of(8) {
             return Err(Check::Alignment);
         }
-        let at = self.check_remote(ctx, va, rkey, 8, access)?;
+        let at = self.check_key(qp, ctx, reth, access)?;
         if ctx.memory.misalignment(at) == 0 { Ok(at) } else { Err(Check::Alignment) }
     }
 
     pub(super) fn execute_atomic_write(
         &mut self,
         ctx: &mut Ctx<'_>,
-        packet: &Packet,
-        frame: u16,
+        request: Received<'_>,
     ) -> Result<Executed, RequestRefused> {
+        let Received { qp, packet, frame } = request;
         let reth = packet.reth().ok_or(Check::Opcode)?;
-        if !self.attributes().access.contains(Access::REMOTE_WRITE) {
+        if !qp.attributes().access.contains(Access::REMOTE_WRITE) {
             return Err(Check::NotEnabled.into());
         }
         //= IBTA A19: atomic-write-is-8-aligned-bytes
         if reth.dma_len != 8 {
             return Err(Check::MessageLength.into());
         }
-        let to = self.check_aligned(ctx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
+        let to = self.check_aligned(qp, ctx, &reth, Access::REMOTE_WRITE)?;
         self.enqueue_empty_answer(packet, Operation::AtomicWrite)?;
-        let offset = payload_of(packet, frame).offset;
+        let FramePayload { offset, .. } = FramePayload::of(packet, frame);
         //= IBTA A19: atomic-write-stores-8-bytes-in-one
         ctx.out.push_dma(DmaIn::AtomicWrite { frame, offset, to });
         ctx.counters.rx_write_requests += 1;
@@ -71,22 +74,23 @@ impl Qp {
     pub(super) fn execute_flush(
         &mut self,
         ctx: &mut Ctx<'_>,
-        packet: &Packet,
+        request: Received<'_>,
     ) -> Result<Executed, RequestRefused> {
+        let Received { qp, packet, .. } = request;
         let (reth, feth) = packet.reth().zip(packet.feth()).ok_or(Check::Opcode)?;
         //= IBTA A19: flush-asks-for-what-there-is
         let needed = flush_access(feth).ok_or(Check::Placement)?;
-        self.check_allowed(needed, &reth)?;
+        qp.check_allowed(needed, &reth)?;
         let persistent = needed.contains(Access::FLUSH_PERSISTENT);
         let flush = match feth.selectivity() {
             SELECT_RANGE if reth.dma_len == 0 => None,
             SELECT_RANGE => {
                 let length = reth.dma_len.into();
-                let at = self.check_remote(ctx, reth.va, reth.rkey, length, needed)?;
+                let at = self.check_key(qp, ctx, &reth, needed)?;
                 Some(DmaIn::Flush { at, length, persistent })
             }
             SELECT_REGION => {
-                let whole = ctx.memory.check_whole(self.user(), reth.rkey, needed);
+                let whole = ctx.memory.check_whole(self.user(qp), reth.rkey, needed);
                 let (at, length) = whole.map_err(Check::from)?;
                 Some(DmaIn::Flush { at, length, persistent })
             }
@@ -116,22 +120,4 @@ fn flush_access(feth: Feth) -> Option<Access> {
     access.set(Access::FLUSH_PERSISTENT, placement & Feth::PERSISTENCE != 0);
     let known = placement & !(Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) == 0;
     (known && !access.is_empty()).then_some(access)
-}
-
-impl Responder {
-    /// Queues the response to a duplicate ATOMIC WRITE or FLUSH. Returns false if its resource is gone.
-    pub(super) fn empty_again(&mut self, packet: &Packet, operation: Operation) -> bool {
-        let Some(slot) = self.find_resource(packet.bth.psn, operation) else { return false };
-        self.answer_again(slot)
-    }
-}
-
-/// Checks a work request for a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
-pub(super) fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
-    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
-    match length <= u64::from(MAX_MESSAGE) {
-        true if asks && wqe.length() == 0 => Ok(()),
-        true => Err(WcStatus::LocQpOp),
-        false => Err(WcStatus::LocLen),
-    }
 }
