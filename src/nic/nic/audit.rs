@@ -115,7 +115,7 @@ impl Nic {
         if !entry.schedule.is_ready() && entry.qp.wants_transmit(&self.config.limits) {
             return Some("it has something to send, and is in no queue".into());
         }
-        let may_send = entry.qp.pacing.holds() || entry.qp.wants_transmit(&self.config.limits);
+        let may_send = entry.qp.pacing().holds() || entry.qp.wants_transmit(&self.config.limits);
         if entry.qp.awaits().is_none_or(|awaits| awaits == Awaits::Packet && !may_send) {
             return Some("its sends are outstanding, and neither a timer nor a packet ends the wait".into());
         }
@@ -124,7 +124,7 @@ impl Nic {
         if deadline < timer_at {
             return Some(format!("it waits until {deadline}, and its timer is set to {timer_at}"));
         }
-        let until = entry.qp.pacing.held_until().filter(|_| entry.qp.pacing.holds());
+        let until = entry.qp.pacing().held_until().filter(|_| entry.qp.pacing().holds());
         let late = until.filter(|until| *until < release_at)?;
         Some(format!("it is held until {late}, and its release is set to {release_at}"))
     }

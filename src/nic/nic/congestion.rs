@@ -136,8 +136,8 @@ impl Nic {
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
         let settings = entry.own_control.as_deref().unwrap_or(settings);
         entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
-        self.congestion.measures_delay |= entry.qp.pacing.goes_by_delay();
-        if entry.qp.pacing.is_on() {
+        self.congestion.measures_delay |= entry.qp.pacing().goes_by_delay();
+        if entry.qp.pacing().is_on() {
             // The wheel needs room for the QP; a held QP may have another release time.
             self.scheduler.expect_holds(&entry.schedule);
         }

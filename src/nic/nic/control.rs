@@ -74,7 +74,7 @@ impl Nic {
             Command::SetGids(gids) => self.set_gids(now, gids),
             Command::QueryQp(qp) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.qp.pacing.evaluate(now);
+                entry.qp.pacing_mut().evaluate(now);
                 let status = entry.status();
                 // The rate may have risen, so held packets may be due earlier.
                 if status.control.is_some() {

@@ -1,4 +1,4 @@
-//! The fast path of the NIC for the packets of `transport::fast_path`: one look-up, one copy, no plans.
+//! The fast path of the NIC for the packets of the QP's `fast_path`: one look-up, one copy, no plans.
 
 use super::host_side::DmaOut;
 use super::receive::solve_id;
@@ -6,7 +6,7 @@ use super::srq::Receives;
 use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
 use crate::transport::Verdict;
 use crate::transport::coverage::{TimerCause, Watch};
-use crate::transport::fast_path::{Payload, PlannedSend};
+use crate::transport::requester::fast_path::{Payload, PlannedSend};
 use crate::transport::responder::fast_path::ReadResponse;
 use crate::verbs::QpIndex;
 use roxie_base::time::Nanos;

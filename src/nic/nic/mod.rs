@@ -351,7 +351,7 @@ impl Nic {
         for index in &due {
             if let Some(entry) = self.qps.get_mut(index.0) {
                 entry.schedule.released();
-                entry.qp.pacing.release(now);
+                entry.qp.pacing_mut().release(now);
                 self.scheduler.mark_changed(&mut entry.schedule);
             }
         }
@@ -412,8 +412,8 @@ impl Nic {
                 continue;
             }
             self.scheduler.set_timer(&mut entry.schedule, entry.qp.deadline());
-            if entry.qp.pacing.holds()
-                && let Some(until) = entry.qp.pacing.held_until()
+            if entry.qp.pacing().holds()
+                && let Some(until) = entry.qp.pacing().held_until()
             {
                 self.scheduler.hold(&mut entry.schedule, until);
             }

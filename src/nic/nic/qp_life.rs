@@ -325,7 +325,7 @@ impl QpEntry {
             srq: self.uses.srq,
             sq_psn,
             rq_psn,
-            control: qp.pacing.state(),
+            control: qp.pacing().state(),
         }
     }
 }

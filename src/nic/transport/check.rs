@@ -10,10 +10,9 @@ use std::fmt;
 use super::QpContext;
 use super::memory::Refusal;
 use super::rules::length_fits;
-use super::send_queue::Wqe;
-use crate::verbs::{Access, WcStatus};
+use crate::verbs::Access;
 use roxie_base::limits::MAX_MESSAGE;
-use roxie_wire::{Feth, NakCode, Operation, Packet, Position, Reth};
+use roxie_wire::{NakCode, Operation, Packet, Position, Reth};
 
 /// A check that a request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,15 +161,5 @@ impl QpContext {
         }
         //= IBTA 9.7.4.1.6: reth-is-2-to-the-31-at-most
         if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
-    }
-}
-
-/// Checks a work request for a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
-pub(super) fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
-    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
-    match length <= u64::from(MAX_MESSAGE) {
-        true if asks && wqe.length() == 0 => Ok(()),
-        true => Err(WcStatus::LocQpOp),
-        false => Err(WcStatus::LocLen),
     }
 }

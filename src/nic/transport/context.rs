@@ -2,7 +2,7 @@
 //!
 //! Parts are given the context with each call, and cannot change it: [`Qp`](super::Qp) sets state and attributes.
 
-use crate::verbs::{CqIndex, PdId, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType};
+use crate::verbs::{CqIndex, PdId, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType};
 use roxie_wire::mad::GSI_QKEY;
 use roxie_wire::{Bth, Packet, Qpn, Service};
 
@@ -82,7 +82,6 @@ impl QpContext {
     }
 
     /// Returns the path MTU in bytes.
-    #[inline(always)]
     pub(super) fn mtu(&self) -> usize {
         self.attributes.path_mtu.bytes()
     }
@@ -90,6 +89,12 @@ impl QpContext {
     /// Changes the state. Returns the one before.
     pub(super) fn enter(&mut self, state: QpState) -> QpState {
         std::mem::replace(&mut self.state, state)
+    }
+
+    /// Applies attributes. Selective repeat is for RC only.
+    pub(super) fn apply(&mut self, attr: &QpAttr) {
+        self.attributes.apply(attr);
+        self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
     }
 
     /// Returns the attributes, to change them.

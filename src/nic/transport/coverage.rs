@@ -252,7 +252,6 @@ mod record {
     use super::{
         Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
     };
-    use crate::transport::requester::Sending;
     use crate::transport::{Check, Qp, Verdict};
     use crate::verbs::{QpState, QpType};
     use roxie_base::time::Nanos;
@@ -281,10 +280,10 @@ mod record {
 
     impl Watch {
         pub(crate) fn timer(qp: &Qp) -> Watch {
-            let r = &qp.requester;
-            let timer = match (r.sending, r.retransmit_at) {
-                (Sending::RnrWait(_), _) => Timer::Rnr,
-                (_, Nanos::MAX) => Timer::Idle,
+            let r = qp.requester();
+            let timer = match qp.deadline() {
+                _ if r.is_in_rnr_wait() => Timer::Rnr,
+                Nanos::MAX => Timer::Idle,
                 _ if r.is_quiet() => Timer::Quiet,
                 _ => Timer::Ack,
             };
@@ -332,7 +331,7 @@ mod record {
 
         pub(crate) fn moved(self, qp: &Qp, by: TimerCause) {
             let Watch(to, deadline) = Watch::timer(qp);
-            let by = if by == TimerCause::Sent && qp.pacing.is_on() { TimerCause::SentPaced } else { by };
+            let by = if by == TimerCause::Sent && qp.pacing().is_on() { TimerCause::SentPaced } else { by };
             let step = TimerTransition { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
             note(|record| record.moves[Coverage::move_index(step)] += 1);
         }
@@ -374,15 +373,15 @@ mod record {
                 _ => Place::Duplicate,
             });
         }
-        let r = &qp.requester;
-        if !psn.is_before(r.sent_end) {
+        let window = qp.requester().window();
+        let (una, sent_end, queue) = (window.una(), window.sent_end(), window.queue());
+        if !psn.is_before(sent_end) {
             return Some(Place::Ghost);
         }
-        if psn.is_before(r.una) {
+        if psn.is_before(una) {
             return Some(Place::Duplicate);
         }
-        let oldest = r.queue.at(r.queue.tail());
-        let answers_oldest = !r.queue.is_empty() && psn.is_before(oldest.end_psn());
+        let answers_oldest = !queue.is_empty() && psn.is_before(queue.at(queue.tail()).end_psn());
         Some(if answers_oldest { Place::Expected } else { Place::Later })
     }
 }

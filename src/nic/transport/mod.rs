@@ -13,18 +13,13 @@
 //! After each call, check `wants_transmit` and `deadline`. Effects are appended to [`Output`]. Copies into memory must
 //! run before any reply that depends on them is sent. Completions must be published after those copies.
 //!
-//! Read `requester`, `completer`, `retry` and `responder` in this order. The first three form the requester side of a
-//! connection. `responder` is the other side, with fields of its own. The two sides share no state, and know of each other only what is in
-//! `context`: numbers, attributes and state of the QP.
+//! Read `requester`, then `responder`: the two sides of a connection, each with fields of its own. The two share no state, and know of the QP only
+//! what is in `context`: numbers, attributes and state. `qp` joins them.
 //!
-//! * `selective_requests` with `scoreboard`: selective repeat, the requester's half; `early_responses`: responses to READs.
-//! * `asking`: which packets ask for an acknowledgement; `examination`: whether the peer has the connection; `credits`: end-to-end credits.
-//! * `local`: work requests that send no packet.
-//! * `memory`: protection keys, and the memory that each of them grants.
-//! * `unacknowledged`: requests of the services without acknowledgements, complete once they are sent: UC, datagrams and raw packets.
+//! * `memory`: protection keys, and the memory that each of them grants. `scatter`: lists of such memory.
+//! * `check`: the checks of a request. `rules`: what fast path and slow path decide in the same way.
+//! * `turns`: whether a request or a reply is sent next. `pacing`: congestion control and pacing.
 //! * `xrc`: additions of the extended reliable connection.
-//! * `pacing`: congestion control and pacing.
-//! * `fast_path`, `fast_reads`: the fast path for common RC packets.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
@@ -37,35 +32,21 @@ macro_rules! invariant {
 }
 
 mod address;
-mod asking;
+mod bitmap;
 mod check;
-mod completer;
 mod context;
 pub mod coverage;
-mod credits;
-mod early_responses;
-mod examination;
-pub(crate) mod fast_path;
-mod fast_reads;
-mod flush;
-mod invariants;
-mod local;
 pub(crate) mod memory;
-mod memory_fault;
 mod message;
 mod pacing;
 mod permutation;
 mod qp;
-mod requester;
+pub(crate) mod requester;
 pub(crate) mod responder;
-mod retry;
 mod rules;
 mod scatter;
-mod scoreboard;
-mod selective_requests;
 pub mod send_queue;
 mod turns;
-mod unacknowledged;
 mod verdict;
 mod xrc;
 
@@ -80,8 +61,8 @@ pub use memory::{KeyUser, MemoryTable, Refusal, RegionSpec, Span};
 pub use permutation::{LongPermutation, Permutation, QuickPermutation, ShortPermutation};
 pub use planted::PlantedBug;
 pub use qp::Qp;
+pub use requester::Awaits;
 pub use responder::Reply;
-pub use retry::Awaits;
 pub use verdict::{Cause, RateChange, TxReason, Verdict};
 
 use crate::verbs::{AhId, AsyncEvent, CqIndex, MrIndex, PdId, QpIndex, RecvWr, Sge, Srqn, Wc};
@@ -155,7 +136,7 @@ pub struct Output {
     /// QPs that have withdrawn access to a region, or to a window of it. Batches of copies that are out may still use the region.
     pub withdrawn: Vec<(QpIndex, MrIndex)>,
     /// Point to return to if the bytes of the current response cannot be stored.
-    pub(crate) result: Option<memory_fault::ResultPoint>,
+    pub(crate) result: Option<send_queue::ResultPoint>,
 }
 
 impl Output {

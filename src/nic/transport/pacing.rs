@@ -8,10 +8,10 @@
 //! the traffic cannot slow an idle QP at all, and any other no more than a switch could. In a deep incast,
 //! notifications arrive faster than data is sent: each reports the queue that earlier data has met.
 
+use super::planted::PlantedBug;
 use super::verdict::RateChange;
-use super::{Ctx, Origin, PlantedBug, Qp, Reply, TxPlan};
 use crate::congestion::{Control, Pacer, Rate, Sample, Settings, SharedRate, State};
-use crate::verbs::{QpType, RateLimit};
+use crate::verbs::QpAttributes;
 use roxie_base::time::Nanos;
 use roxie_wire::Psn;
 
@@ -47,42 +47,27 @@ struct Pace {
     sampled: Option<Psn>,
 }
 
-/// Settings of a QP's pacing.
-#[derive(Clone, Copy, Debug)]
-struct PacingSettings<'a> {
-    /// The reaction point.
-    control: &'a Settings,
-    /// The port's rate. At this rate or above, the QP is not held back.
-    line_rate: Rate,
-    /// Rate shared with other QPs, if any.
-    share: Option<&'a SharedRate>,
-    /// The QP's own rate limit.
-    limit: Option<Rate>,
-    /// Limits of the QP's bursts.
-    bursts: RateLimit,
-}
-
 /// A sent data packet, as the pacer sees it.
-struct Departure {
+pub(super) struct Departure {
     /// Bytes of its frame.
-    bytes: u64,
-    is_response: bool,
+    pub bytes: u64,
+    pub is_response: bool,
     /// The QP has nothing more to send.
-    is_last: bool,
+    pub is_last: bool,
     /// PSN of the packet, and of the oldest unacknowledged one, if the packet can measure a round trip.
-    probe: Option<(Psn, Psn)>,
+    pub probe: Option<(Psn, Psn)>,
 }
 
 /// What an acknowledgement says.
-struct Arrival {
+pub(super) struct Arrival {
     /// The oldest PSN that is not acknowledged.
-    una: Psn,
+    pub una: Psn,
     /// Packets that are sent and not acknowledged.
-    under_way: u32,
+    pub under_way: u32,
     /// Bytes of a full packet.
-    mtu: u64,
+    pub mtu: u64,
     /// Packets are being sent again: acknowledgements are ambiguous.
-    is_going_back: bool,
+    pub is_going_back: bool,
 }
 
 /// Numbers of sent data packets that no notification has been handled for.
@@ -183,9 +168,18 @@ impl Pacing {
         invariant!(self.is_on() || !self.held, "data of a QP without a rate is held back");
     }
 
-    /// Installs the reaction point and evaluates the rate. A reaction point of the same kind keeps its rate.
-    fn set(&mut self, now: Nanos, settings: &PacingSettings<'_>) {
-        let PacingSettings { control, line_rate, share, limit, bursts } = *settings;
+    /// Installs the reaction point `control` and evaluates the rate. A reaction point of the same kind keeps its rate. The QP's own attributes
+    /// and `share`, the rate shared with other QPs, limit the rate further. At `line_rate`, the port's, or above, the QP is not held back.
+    pub(super) fn set(
+        &mut self,
+        now: Nanos,
+        control: &Settings,
+        line_rate: Rate,
+        share: Option<&SharedRate>,
+        attributes: &QpAttributes,
+    ) {
+        let limit = limit_of(attributes);
+        let bursts = attributes.rate_limit.unwrap_or_default();
         if *control == Settings::Off && limit.is_none() && share.is_none() {
             *self = Pacing { pace: None, held: self.held && PlantedBug::HeldForEver.is() };
             return;
@@ -254,7 +248,7 @@ impl Pacing {
 
     /// True if packets of `bytes` bytes are so far apart that `count` of them take longer than half of `timeout`.
     #[cold]
-    fn are_far_apart(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
+    pub(super) fn are_far_apart(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
         let Some(pace) = &self.pace else { return false };
         // With a shared rate, the next turn comes after those of the other QPs.
         let turn = pace.share.as_ref().map_or(Nanos::ZERO, |share| share.ready_at().since(now));
@@ -263,7 +257,7 @@ impl Pacing {
     }
 
     /// Charges a sent packet.
-    fn sent(&mut self, now: Nanos, departure: &Departure) {
+    pub(super) fn sent(&mut self, now: Nanos, departure: &Departure) {
         let Some(pace) = &mut self.pace else { return };
         let bytes = departure.bytes;
         pace.unnotified.sent(departure.is_response);
@@ -295,7 +289,7 @@ impl Pacing {
     }
 
     /// Handles an acknowledgement in a packet that arrived at `arrived`: completes the round trip measurement.
-    fn acknowledged(&mut self, now: Nanos, arrived: Nanos, arrival: &Arrival) {
+    pub(super) fn acknowledged(&mut self, now: Nanos, arrived: Nanos, arrival: &Arrival) {
         let Some(pace) = &mut self.pace else { return };
         pace.unnotified.acknowledged(arrival.under_way);
         let Some((psn, left)) = pace.probe else { return };
@@ -339,102 +333,10 @@ impl Pacing {
     }
 }
 
-impl Qp {
-    /// Installs the reaction point `control` and evaluates the rate. The QP's own attributes and `share`, the rate shared with other
-    /// QPs, limit the rate further.
-    pub fn set_control(
-        &mut self,
-        now: Nanos,
-        control: &Settings,
-        line_rate: Rate,
-        share: Option<&SharedRate>,
-    ) {
-        let bursts = self.attributes().rate_limit.unwrap_or_default();
-        let limit = self.limit();
-        self.pacing.set(now, &PacingSettings { control, line_rate, share, limit, bursts });
-        if self.pacing.is_on() {
-            self.requester.ask_each_time();
-        }
-    }
-
-    /// Returns the smaller of the QP's rate limit and its path's static rate.
-    fn limit(&self) -> Option<Rate> {
-        let attributes = self.attributes();
-        let own = attributes.rate_limit.map(|limit| limit.kbps).filter(|kbps| *kbps > 0);
-        //= IBTA 9.11: static-rate-is-kept
-        let of_path = attributes.av.and_then(|av| av.static_rate_kbps());
-        own.into_iter().chain(of_path).min().map(|kbps| Rate(f64::from(kbps) * 1e3))
-    }
-
-    /// Plans an ACK or an atomic response while data is held back.
-    #[cold]
-    pub(crate) fn next_unpaced(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        match self.qp_type {
-            _ if !self.has_unpaced() => None,
-            QpType::XrcRecv => self.next_extended(ctx),
-            _ => self.next_reply(ctx),
-        }
-    }
-
-    /// True if the reply at the front of the queue is not paced.
-    pub(crate) fn has_unpaced(&self) -> bool {
-        let is_data = |reply: Reply| matches!(reply, Reply::Read(_) | Reply::ReadPart(_));
-        let may_pass = |reply: Reply| !is_data(reply) && !PlantedBug::AcknowledgementsArePaced.is();
-        self.responder.front().is_some_and(may_pass)
-    }
-
-    /// Charges a sent packet to the pacer.
-    #[cold]
-    pub(super) fn note_departure(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
-        let is_response = plan.origin == Origin::Reply;
-        if !plan.carries_data() || (is_response && PlantedBug::ResponsesAreNotPaced.is()) {
-            return;
-        }
-        let length = usize::from(plan.payload_len);
-        let template = match plan.ah {
-            None => self.template(),
-            Some(way) => ctx.handles.find(way).map(|handle| &handle.template),
-        };
-        let bytes = template.map_or(length, |template| template.frame_len(plan.bth.opcode, length)) as u64;
-        let is_request = plan.origin == Origin::Request;
-        // A retransmitted packet measures nothing, because its acknowledgement is ambiguous (Karn).
-        let measures = is_request && plan.bth.ack_req && plan.is_first();
-        let departure = Departure {
-            bytes,
-            is_response,
-            is_last: !self.wants_transmit(ctx.limits),
-            probe: measures.then_some((plan.bth.psn, self.requester.una)),
-        };
-        self.pacing.sent(ctx.now, &departure);
-        let r = &mut self.requester;
-        let timeout = r.ack_timeout;
-        if is_request
-            && r.retransmit_at != Nanos::MAX
-            && let Some(timeout) = timeout
-        {
-            // Packets are sent far apart: the timeout counts from the last one.
-            r.retransmit_at = r.retransmit_at.max(ctx.now + timeout);
-        }
-    }
-
-    /// True if every packet should ask for an acknowledgement: packets of this QP are so far apart that the retransmission timer would
-    /// not wait for the usual interval.
-    pub(super) fn asks_each_time(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
-        let interval = ctx.limits.ack_request_interval;
-        let timeout = self.requester.ack_timeout;
-        timeout.is_some_and(|timeout| self.pacing.are_far_apart(ctx.now, bytes, interval, timeout))
-    }
-
-    /// Tells the pacer of a new acknowledgement.
-    #[cold]
-    pub(super) fn note_arrival(&mut self, ctx: &mut Ctx<'_>) {
-        let r = &self.requester;
-        let arrival = Arrival {
-            una: r.una,
-            under_way: (r.sent_end - r.una.value()).value(),
-            mtu: self.attributes().path_mtu.bytes() as u64,
-            is_going_back: r.going_back.is_some(),
-        };
-        self.pacing.acknowledged(ctx.now, ctx.out.arrived, &arrival);
-    }
+/// Returns the smaller of a QP's rate limit and its path's static rate.
+fn limit_of(attributes: &QpAttributes) -> Option<Rate> {
+    let own = attributes.rate_limit.map(|limit| limit.kbps).filter(|kbps| *kbps > 0);
+    //= IBTA 9.11: static-rate-is-kept
+    let of_path = attributes.av.and_then(|av| av.static_rate_kbps());
+    own.into_iter().chain(of_path).min().map(|kbps| Rate(f64::from(kbps) * 1e3))
 }

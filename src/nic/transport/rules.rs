@@ -9,13 +9,13 @@ use roxie_wire::{Opcode, Operation, Packet, Position};
 #[derive(Clone, Copy)]
 pub(super) struct Segment {
     /// Position of the payload in the message, in bytes.
-    pub(super) offset: u64,
+    pub offset: u64,
     /// Length of the payload in bytes.
-    pub(super) length: u16,
+    pub length: u16,
     /// True for the first packet of the message.
-    pub(super) first: bool,
+    pub first: bool,
     /// True for the last packet of the message.
-    pub(super) last: bool,
+    pub last: bool,
 }
 
 impl Segment {

@@ -85,6 +85,16 @@ pub struct Operands {
     pub remote_srqn: Srqn,
 }
 
+/// The oldest work request before a response completed it: the point to return to if the bytes of the response cannot be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ResultPoint {
+    /// Position in the send queue.
+    pub position: u32,
+    pub wr: QueuedWr,
+    /// Number of completions before its own.
+    pub completions: usize,
+}
+
 impl Wqe {
     /// Returns the length of the message in bytes; one that exceeds 2^32 - 1 is returned as that.
     #[inline(always)]

@@ -9,28 +9,19 @@
 //! takes no receive. The target uses this queue's protection domain for keys, its receives, and its completion queue.
 //! If the target's XRC domain has no such queue, the request is invalid.
 
-use super::{Ctx, Origin, Qp, TxPlan};
-use crate::verbs::{QpType, Srqn};
-use roxie_wire::{Ext, Opcode, XrcEth};
+use super::{Origin, TxPlan};
+use crate::verbs::Srqn;
+use roxie_wire::{Bth, Ext, Opcode, XrcEth};
 
 /// Opcode bits that distinguish XRC from RC.
 const XRC: u8 = 0xa0;
 
-impl Qp {
-    /// Plans the next packet as RC does, then sets XRC's opcode. Requests get an XRCETH.
-    pub(super) fn next_extended(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        let mut plan = match self.qp_type {
-            QpType::XrcRecv => self.next_reply(ctx)?,
-            _ => self.next_request(ctx)?,
-        };
-        plan.bth.opcode = Opcode(plan.bth.opcode.0 | XRC);
-        if plan.origin == Origin::Request {
-            let r = &self.requester;
-            //= IBTA A14: xrc-request-names-its-queue
-            plan.ext = addressed(plan.ext, r.queue.operands(r.next).remote_srqn);
-        }
-        Some(plan)
-    }
+/// Returns a packet of RC as one of XRC. Requests get an XRCETH with shared receive queue `srqn`.
+pub(super) fn extended(plan: TxPlan, srqn: Srqn) -> TxPlan {
+    let bth = Bth { opcode: Opcode(plan.bth.opcode.0 | XRC), ..plan.bth };
+    //= IBTA A14: xrc-request-names-its-queue
+    let ext = if plan.origin == Origin::Request { addressed(plan.ext, srqn) } else { plan.ext };
+    TxPlan { bth, ext, ..plan }
 }
 
 /// Adds an XRCETH with queue `srqn` to the headers of an RC request.

@@ -2,7 +2,7 @@
 
 use super::early_writes::{EarlyWrite, EarlyWrites};
 use crate::transport::PlantedBug;
-use crate::transport::scoreboard::mask;
+use crate::transport::bitmap::mask;
 use roxie_wire::{Psn, Reth, Sack};
 
 /// Last packet of the SEND in progress, if it came early.

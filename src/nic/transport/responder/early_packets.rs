@@ -200,7 +200,7 @@ impl Responder {
     }
 
     /// Advances over the packets that came early and are due now. Called after a request was executed.
-    pub(in crate::transport) fn advance_over_early(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) {
+    pub(crate) fn advance_over_early(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) {
         let mut passed = false;
         while self.early.as_ref().is_some_and(|early| early.is_due()) {
             passed = true;
@@ -267,7 +267,7 @@ impl Responder {
     }
 
     /// Forgets that the packet came early, because its bytes could not be stored. Returns `None` if it did not come early.
-    pub(in crate::transport) fn early_failed(&mut self, psn: Psn) -> Option<Verdict> {
+    pub(crate) fn early_failed(&mut self, psn: Psn) -> Option<Verdict> {
         let ahead = psn.distance_from(self.expected);
         let early = self.early.as_mut().filter(|_| ahead > 0)?;
         early.take_back(psn, ahead as u32);

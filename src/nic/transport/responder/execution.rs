@@ -1,32 +1,12 @@
 //! Execution of the expected request: SEND, WRITE, READ and 64-bit atomics (IBTA 9.4).
 
-use super::{Check, Received, Responder};
+use super::{Check, Executed, Received, RequestRefused, Responder};
 use crate::transport::message::Message;
 use crate::transport::rules::{is_last, packets_for, write_fits};
 use crate::transport::scatter::{FramePayload, ListError};
 use crate::transport::{AtomicOp, Ctx, DmaIn, QpContext};
 use crate::verbs::{Access, WcOpcode, WcStatus};
 use roxie_wire::{Operation, Reth};
-
-/// Reason why a request is refused.
-pub(super) struct RequestRefused {
-    pub check: Check,
-    /// Completion status of the receive that the request took. `None`: the receive is flushed.
-    pub receive: Option<WcStatus>,
-}
-
-impl From<Check> for RequestRefused {
-    fn from(check: Check) -> RequestRefused {
-        RequestRefused { check, receive: None }
-    }
-}
-
-/// Outcome of a request that passed all checks.
-pub(super) enum Executed {
-    Done,
-    /// No receive is posted.
-    NotReady,
-}
 
 impl Responder {
     pub(super) fn execute(

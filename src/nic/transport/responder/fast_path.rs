@@ -43,7 +43,7 @@ pub(crate) struct ReadResponse {
 impl Due {
     /// Returns the request of a SEND or WRITE packet with payload, without immediate or invalidation.
     #[inline(always)]
-    pub(in crate::transport) fn of(packet: &FastPacket<'_>) -> Option<Due> {
+    pub(crate) fn of(packet: &FastPacket<'_>) -> Option<Due> {
         let (bth, length) = (packet.bth(), packet.payload().len() as u64);
         let (is_write, begins, ends) = match bth.opcode {
             Opcode::RC_SEND_ONLY => (false, true, true),
@@ -60,25 +60,21 @@ impl Due {
     }
 
     /// Returns the request's BTH.
-    #[inline(always)]
-    pub(in crate::transport) fn bth(&self) -> &Bth {
+    pub(crate) fn bth(&self) -> &Bth {
         &self.bth
     }
 
     /// True for the last packet of a message.
-    #[inline(always)]
     pub(crate) fn ends(&self) -> bool {
         self.ends
     }
 
     /// True for a packet of a WRITE.
-    #[inline(always)]
     pub(crate) fn is_write(&self) -> bool {
         self.is_write
     }
 
     /// True if the request takes a new receive.
-    #[inline(always)]
     pub(crate) fn takes_receive(&self) -> bool {
         !self.is_write && self.begins
     }
@@ -88,7 +84,7 @@ impl Responder {
     /// True if the request has the expected PSN, continues the message in progress, and has the length that its position asks for.
     //= IBTA 9.5: requests-are-executed-in-psn-order
     #[inline(always)]
-    pub(in crate::transport) fn expects(&self, qp: &QpContext, due: &Due) -> bool {
+    pub(crate) fn expects(&self, qp: &QpContext, due: &Due) -> bool {
         let operation = if due.is_write { Operation::Write } else { Operation::Send };
         due.bth.psn == self.expected
             && self.receiving.message().admits(operation, due.begins)
@@ -96,15 +92,14 @@ impl Responder {
     }
 
     /// Returns the buffer for the scatter list of the next receive.
-    #[inline(always)]
-    pub(in crate::transport) fn receive_list(&mut self) -> &mut [Sge] {
+    pub(crate) fn receive_list(&mut self) -> &mut [Sge] {
         self.receiving.list_mut()
     }
 
     /// Returns the destination of the payload, or `None` for the slow path. `receive` is the receive that the request
     /// takes, with its scatter list in `receive_list`.
     #[inline(always)]
-    pub(in crate::transport) fn place_of(
+    pub(crate) fn place_of(
         &self,
         qp: &QpContext,
         memory: &MemoryTable,
@@ -150,7 +145,7 @@ impl Responder {
     /// Advances the state past a request, after its payload was stored. `receive` is the receive that it took. Returns
     /// its completion, if any.
     #[inline(always)]
-    pub(in crate::transport) fn executed(
+    pub(crate) fn executed(
         &mut self,
         qp: &QpContext,
         limits: &Limits,
@@ -183,11 +178,7 @@ impl Responder {
     /// Plans the READ response packet at the front of the queue, if it suits the fast path. The state is advanced by
     /// [`reply_sent`](Self::reply_sent).
     #[inline(always)]
-    pub(in crate::transport) fn next_read_response(
-        &self,
-        qp: &QpContext,
-        memory: &MemoryTable,
-    ) -> Option<ReadResponse> {
+    pub(crate) fn next_read_response(&self, qp: &QpContext, memory: &MemoryTable) -> Option<ReadResponse> {
         let Some(Reply::Read(slot)) = self.replies.front() else { return None };
         let resource = self.resources.get(slot)?;
         if resource.operation != Operation::ReadRequest || resource.again {

@@ -30,7 +30,7 @@ pub use replies::Reply;
 use super::context::Received;
 use super::message::Message;
 use super::{Check, Ctx, KeyUser, PlantedBug, QpConfig, QpContext, Span, TxReason};
-use crate::verbs::{Access, CqIndex, PdId, Srqn};
+use crate::verbs::{Access, CqIndex, PdId, QpAttr, Srqn, WcStatus};
 use early::Early;
 use receiving::Receiving;
 use replies::Replies;
@@ -38,6 +38,26 @@ use resources::{Resource, Resources};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
 use roxie_wire::{Operation, Psn, Reth};
+
+/// Reason why a request is refused.
+struct RequestRefused {
+    check: Check,
+    /// Completion status of the receive that the request took. `None`: the receive is flushed.
+    receive: Option<WcStatus>,
+}
+
+impl From<Check> for RequestRefused {
+    fn from(check: Check) -> RequestRefused {
+        RequestRefused { check, receive: None }
+    }
+}
+
+/// Outcome of a request that passed all checks.
+enum Executed {
+    Done,
+    /// No receive is posted.
+    NotReady,
+}
 
 /// State of the responder.
 #[derive(Debug)]
@@ -97,13 +117,20 @@ impl Responder {
         self.resources.clear();
     }
 
-    /// Expects `psn` next.
-    pub(super) fn start(&mut self, psn: Psn) {
-        self.expected = psn;
+    /// Applies attributes, of which `attr` are new. Stored results are kept for duplicates.
+    pub(super) fn configure(&mut self, qp: &QpContext, attr: &QpAttr) {
+        //= IBTA 9.7.1: psn-begins-as-agreed
+        self.expected = attr.rq_psn.unwrap_or(self.expected);
+        if attr.selective_repeat.is_some() {
+            self.early = qp.attributes().selective_repeat.then(Box::default);
+            self.end_silence();
+        }
+        if let Some(count) = attr.max_dest_rd_atomic {
+            self.replies.make_room_for(self.resources.resize(count));
+        }
     }
 
     /// Returns the expected PSN.
-    #[inline(always)]
     pub(super) fn expected(&self) -> Psn {
         self.expected
     }
@@ -113,20 +140,7 @@ impl Responder {
         self.receiving.cq()
     }
 
-    /// Applies `max_dest_rd_atomic`: makes room for results, of which a new QP has none. Stored results are kept for duplicates.
-    pub(super) fn set_resources(&mut self, count: u8) {
-        let count = self.resources.resize(count);
-        self.replies.make_room_for(count);
-    }
-
-    /// Turns selective repeat on or off.
-    pub(super) fn set_selective(&mut self, on: bool) {
-        self.early = on.then(Box::default);
-        self.end_silence();
-    }
-
     /// Returns the oldest pending reply.
-    #[inline(always)]
     pub(super) fn front(&self) -> Option<Reply> {
         self.replies.front()
     }
@@ -134,6 +148,13 @@ impl Responder {
     /// True if a reply is pending.
     pub(super) fn has_replies(&self) -> bool {
         !self.replies.is_empty()
+    }
+
+    /// True if the oldest pending reply is not paced.
+    pub(super) fn has_unpaced(&self) -> bool {
+        let is_data = |reply: Reply| matches!(reply, Reply::Read(_) | Reply::ReadPart(_));
+        let may_pass = |reply: Reply| !is_data(reply) && !PlantedBug::AcknowledgementsArePaced.is();
+        self.replies.front().is_some_and(may_pass)
     }
 
     /// True if packets came early that are not passed yet.
@@ -183,7 +204,6 @@ impl Responder {
     }
 
     /// Returns the identity under which keys are checked.
-    #[inline(always)]
     fn user(&self, qp: &QpContext) -> KeyUser {
         KeyUser { pd: self.pd, qp: qp.index }
     }

@@ -3,8 +3,7 @@
 //!
 //! ATOMIC WRITE and FLUSH count as READs and atomics of a QP. Their response is a READ response without payload.
 
-use super::execution::{Executed, RequestRefused};
-use super::{Check, Received, Responder};
+use super::{Check, Executed, Received, RequestRefused, Responder};
 use crate::transport::scatter::FramePayload;
 use crate::transport::{Ctx, DmaIn, QpContext, Span};
 use crate::verbs::{Access, WcStatus};

@@ -37,7 +37,6 @@ impl Receiving {
     }
 
     /// Returns the message in progress.
-    #[inline(always)]
     pub(super) fn message(&self) -> Message {
         self.message
     }
@@ -53,7 +52,6 @@ impl Receiving {
     }
 
     /// Sets the message in progress.
-    #[inline(always)]
     pub(super) fn set(&mut self, message: Message) {
         self.message = message;
     }
@@ -81,13 +79,11 @@ impl Receiving {
     }
 
     /// Returns the buffer for the list of a receive that the caller takes.
-    #[inline(always)]
     pub(super) fn list_mut(&mut self) -> &mut [Sge] {
         &mut self.list
     }
 
     /// Sets the receive that was taken with the list in `list_mut`.
-    #[inline(always)]
     pub(super) fn hold(&mut self, receive: Option<RecvWr>) {
         self.receive = receive.or(self.receive);
     }
@@ -130,7 +126,6 @@ impl Receiving {
     }
 
     /// Returns the receive at hand, which its completion ends.
-    #[inline(always)]
     pub(super) fn end(&mut self) -> Option<RecvWr> {
         self.receive.take()
     }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::Check;
+use crate::transport::Check;
 use roxie_wire::Psn;
 
 /// A reply.

@@ -12,12 +12,7 @@ pub(super) const NO_CREDITS: u8 = 31;
 
 impl Responder {
     /// Plans the packet of `reply`, the oldest. `None`: the reply cannot be sent, and is to be dropped by [`drop_reply`](Self::drop_reply).
-    pub(in crate::transport) fn plan_reply(
-        &self,
-        qp: &QpContext,
-        ctx: &mut Ctx<'_>,
-        reply: Reply,
-    ) -> Option<TxPlan> {
+    pub(crate) fn plan_reply(&self, qp: &QpContext, ctx: &mut Ctx<'_>, reply: Reply) -> Option<TxPlan> {
         match reply {
             Reply::Ack { psn, msn } => {
                 let syndrome = Syndrome::Ack { credits: credits(qp, ctx) };
@@ -46,7 +41,7 @@ impl Responder {
 
     /// Drops the oldest reply, which cannot be sent, because its region was deregistered meanwhile. Returns true if that ends the connection.
     #[cold]
-    pub(in crate::transport) fn drop_reply(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> bool {
+    pub(crate) fn drop_reply(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> bool {
         let reply = self.replies.front();
         self.replies.pop();
         let Some(Reply::Read(slot) | Reply::Atomic(slot)) = reply else { return false };
@@ -56,12 +51,7 @@ impl Responder {
     }
 
     /// Handles a READ response whose memory is missing. Returns true if that ends the connection.
-    pub(in crate::transport) fn reply_missing(
-        &mut self,
-        qp: &QpContext,
-        ctx: &mut Ctx<'_>,
-        psn: Psn,
-    ) -> bool {
+    pub(crate) fn reply_missing(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, psn: Psn) -> bool {
         let Some(slot) = self.resources.find(psn, Operation::ReadRequest) else { return false };
         self.replies.remove(Reply::Read(slot));
         self.refuse_rest(qp, ctx, slot, psn, Check::NoPage)

@@ -3,8 +3,7 @@
 //! Checks follow the order of the specification: the PSN (expected, ahead, duplicate), then the opcode in the message
 //! sequence, then the length, then the access rights. Only a request that passes all checks accesses memory.
 
-use super::execution::{Executed, RequestRefused};
-use super::{Check, PlantedBug, Received, Reply, Responder};
+use super::{Check, Executed, PlantedBug, Received, Reply, RequestRefused, Responder};
 use crate::transport::rules::{is_last, packets_for};
 use crate::transport::{Ctx, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpType, Srqn, WcStatus};
@@ -13,7 +12,7 @@ use roxie_wire::{NakCode, Operation, Packet, Position, rnr_timer_ns};
 
 impl Responder {
     /// Handles a request packet. `frame` is its index in the receive burst.
-    pub(in crate::transport) fn on_request(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>) -> Verdict {
+    pub(crate) fn on_request(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>) -> Verdict {
         let Received { packet, .. } = request;
         //= IBTA 9.7.1: psn-half-circle
         let mut ahead = packet.bth.psn.distance_from(self.expected);
@@ -146,7 +145,7 @@ impl Responder {
     }
 
     /// Refuses a request after it was executed, because its memory operation has failed. `completed`: the receive that it has completed.
-    pub(in crate::transport) fn request_failed(
+    pub(crate) fn request_failed(
         &mut self,
         ctx: &mut Ctx<'_>,
         request: Received<'_>,

@@ -28,11 +28,7 @@ fn unsuitable(check: Check) -> UcFailure {
 impl Responder {
     /// Handles a request packet. FIRST and ONLY are accepted with any PSN. MIDDLE and LAST must follow their
     /// predecessor (IBTA 9.8.2.2.2).
-    pub(in crate::transport) fn on_uc_request(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        request: Received<'_>,
-    ) -> Verdict {
+    pub(crate) fn on_uc_request(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>) -> Verdict {
         let Received { qp, packet, .. } = request;
         let psn = packet.bth.psn;
         let expected = self.expected;

@@ -26,7 +26,7 @@ const IPV4_LEN: u32 = 20;
 
 impl Responder {
     /// Handles a received datagram. `sent_from`: the local GID of the last datagram that this QP sent to a multicast group.
-    pub(in crate::transport) fn on_datagram(
+    pub(crate) fn on_datagram(
         &mut self,
         ctx: &mut Ctx<'_>,
         request: Received<'_>,

@@ -14,7 +14,7 @@ use crate::verbs::{AsyncEvent, EventKind, Wc, WcOpcode, WcStatus};
 
 impl Responder {
     /// Handles a frame of `length` bytes, steered to this QP. `frame` is its index in the receive burst.
-    pub(in crate::transport) fn on_frame(
+    pub(crate) fn on_frame(
         &mut self,
         qp: &QpContext,
         ctx: &mut Ctx<'_>,
@@ -76,12 +76,7 @@ impl Responder {
     }
 
     /// Fails the receive of the frame that was handled last, because its memory is missing. `wr_id`: that of its completion, if it had one.
-    pub(in crate::transport) fn frame_failed(
-        &mut self,
-        qp: &QpContext,
-        ctx: &mut Ctx<'_>,
-        wr_id: Option<u64>,
-    ) -> Verdict {
+    pub(crate) fn frame_failed(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, wr_id: Option<u64>) -> Verdict {
         if let Some(wr_id) = wr_id {
             self.receiving.take_back(wr_id);
         }

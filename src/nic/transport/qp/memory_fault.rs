@@ -16,31 +16,22 @@
 //! payload of a READ response         the peer: remote access error
 //! ```
 
-use super::context::Received;
-use super::requester::{Requester, Sending};
-use super::send_queue::QueuedWr;
-use super::{Ctx, Qp, Verdict};
-use crate::verbs::{QpState, SendFlags, WcStatus};
+use super::Qp;
+use crate::transport::context::Received;
+use crate::transport::{Ctx, Verdict};
+use crate::verbs::QpState;
 use roxie_wire::{Packet, Psn};
-
-/// State of the oldest work request before the current response completed it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ResultPoint {
-    /// Position in the send queue.
-    position: u32,
-    wr: QueuedWr,
-    /// Number of completions before its own.
-    completions: usize,
-}
 
 impl Qp {
     /// Reverts the packet that was handled last, because its memory operation has failed. `completions` is the number
     /// of pending completions before the packet.
     pub(crate) fn memory_fault(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
-        match ctx.out.result.take() {
-            Some(point) => self.result_lost(ctx, &point),
-            None => self.request_failed(ctx, packet, completions),
-        }
+        let Some(point) = ctx.out.result.take() else {
+            return self.request_failed(ctx, packet, completions);
+        };
+        let verdict = self.requester.result_lost(&self.context, ctx, &point);
+        self.settle(ctx);
+        verdict
     }
 
     /// Refuses a request after it was executed.
@@ -64,58 +55,16 @@ impl Qp {
         self.after_request(ctx, verdict)
     }
 
-    /// Fails a work request, because its response arrived but could not be stored.
-    fn result_lost(&mut self, ctx: &mut Ctx<'_>, point: &ResultPoint) -> Verdict {
-        let status = WcStatus::LocProt;
-        let queue = &self.requester.queue;
-        if point.position == queue.tail() && !queue.is_empty() {
-            self.fail_oldest(ctx, status, 0);
-            return Verdict::Failed(status);
-        }
-        // The work request has completed, but its completion and the later ones are not published yet.
-        let later = ctx.out.completions.split_off(point.completions);
-        self.push_send_completion(ctx, &point.wr, status, 0, 0);
-        let signaled = self.sig_all || point.wr.flags.contains(SendFlags::SIGNALED);
-        for (cq, mut wc) in later.into_iter().skip(usize::from(signaled)) {
-            if !wc.opcode.is_receive() {
-                wc.status = WcStatus::WrFlush;
-            }
-            ctx.out.completions.push((cq, wc));
-        }
-        ctx.counters.req_cqe_error += 1;
-        if self.state() != QpState::Err {
-            self.enter_error(ctx);
-        }
-        Verdict::Failed(status)
-    }
-
     /// Handles a planned packet that was not sent, because its payload could not be gathered.
     pub(crate) fn payload_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn, is_reply: bool) {
         if self.state() == QpState::Err {
             return;
         }
-        if is_reply {
-            if self.responder.reply_missing(&self.context, ctx, psn) {
-                self.enter_error(ctx);
-            }
-            return;
-        }
-        let r = &mut self.requester;
-        if !psn.is_before(r.una) && psn.is_before(r.sent_end) {
-            r.rewind_to(psn);
-            r.sending = Sending::Failed(WcStatus::LocProt);
-            self.fail_if_oldest(ctx);
-        }
-    }
-}
-
-impl Requester {
-    /// Records the oldest work request, in case the response's bytes cannot be stored.
-    pub(super) fn note_result(&self, ctx: &mut Ctx<'_>) {
-        if ctx.out.may_fault {
-            let queue = &self.queue;
-            let (position, completions) = (queue.tail(), ctx.out.completions.len());
-            ctx.out.result = Some(ResultPoint { position, wr: queue.at(position).wr, completions });
+        if !is_reply {
+            self.requester.payload_missing(&self.context, ctx, psn);
+            self.settle(ctx);
+        } else if self.responder.reply_missing(&self.context, ctx, psn) {
+            self.enter_error(ctx);
         }
     }
 }

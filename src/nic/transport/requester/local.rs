@@ -10,33 +10,16 @@
 //!
 //! A local work request that has taken effect is `started` and takes no PSN, so that a rewind skips it.
 
-use super::memory::Refusal;
-use super::requester::{Requester, Sending};
-use super::{Ctx, KeyUser, Qp};
+use super::{Requester, Sending};
+use crate::transport::{Ctx, KeyUser, QpContext, Refusal};
 use crate::verbs::{SendFlags, WcStatus, WrOpcode};
 
 impl Requester {
-    /// Moves the position past a local work request that has taken effect.
-    fn pass(&mut self) {
-        let psn = self.psn;
-        let wqe = self.queue.at_mut(self.next);
-        if !wqe.started {
-            wqe.started = true;
-            wqe.first_psn = psn;
-            wqe.packets = 0;
-        }
-        self.next = self.next.wrapping_add(1);
-        self.next_packet = 0;
-    }
-}
-
-impl Qp {
     /// Executes the local work requests at the position, at most `tx_quantum` in one turn of the QP. Returns true if a
     /// work request that sends packets follows.
-    pub(super) fn pass_local_work(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        while self.may_send_requests() {
-            let r = &self.requester;
-            let wqe = *r.queue.at(r.next);
+    pub(super) fn pass_local_work(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> bool {
+        while self.may_send_requests(qp) {
+            let wqe = *self.window.next_wqe();
             if !wqe.wr.opcode.is_local() {
                 return true;
             }
@@ -50,55 +33,31 @@ impl Qp {
                 if pages_in_use {
                     return false;
                 }
-                if self.requester.local_work_waits() {
-                    self.requester.ask(ctx.limits);
+                if self.local_work_waits() {
+                    self.ask(ctx.limits);
                     return false;
                 }
                 //= IBTA 10.6.7: bind-takes-effect-in-its-turn
-                if let Err(status) = self.change_key(ctx) {
-                    self.requester.sending = Sending::Failed(status);
-                    self.fail_if_oldest(ctx);
+                if let Err(status) = self.change_key(qp, ctx) {
+                    self.sending = Sending::Failed(status);
+                    self.fail_if_oldest(qp, ctx);
                     return false;
                 }
             }
-            self.requester.pass();
-            self.complete_local_work(ctx);
+            self.window.pass_local();
+            self.complete_local_work(qp, ctx);
             // Its completion comes after that of the work requests before it.
-            if self.requester.asks_at_its_end(self.sig_all, wqe.wr.flags) {
-                self.requester.ask(ctx.limits);
+            if self.asking.at_end_of(qp.sig_all, wqe.wr.flags) {
+                self.ask(ctx.limits);
             }
         }
         false
     }
 
-    /// Completes local work requests that have taken effect and are the oldest.
-    #[inline]
-    pub(super) fn complete_local_work(&mut self, ctx: &mut Ctx<'_>) {
-        if self.requester.oldest_is_done_local_work() {
-            self.complete_done_local_work(ctx);
-        }
-    }
-
-    fn complete_done_local_work(&mut self, ctx: &mut Ctx<'_>) {
-        while self.requester.oldest_is_done_local_work() {
-            let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
-            if self.sig_all || wr.flags.contains(SendFlags::SIGNALED) {
-                self.push_send_completion(ctx, &wr, WcStatus::Success, 0, 0);
-            }
-            self.requester.retire_oldest();
-            self.fail_if_oldest(ctx);
-            self.report_drained(ctx);
-            if self.owes_sends() {
-                return;
-            }
-        }
-    }
-
     /// Applies the work request at the position to the memory table.
-    fn change_key(&self, ctx: &mut Ctx<'_>) -> Result<(), WcStatus> {
-        let r = &self.requester;
-        let wr = r.queue.work_request(r.next);
-        let user = KeyUser { pd: self.pd, qp: self.index };
+    fn change_key(&self, qp: &QpContext, ctx: &mut Ctx<'_>) -> Result<(), WcStatus> {
+        let wr = self.window.queue().work_request(self.window.next());
+        let user = KeyUser { pd: qp.pd, qp: qp.index };
         let before = match wr.opcode {
             WrOpcode::BindWindow => ctx.memory.region_of(wr.window_bind().window.0),
             WrOpcode::FastRegister => None,
@@ -113,30 +72,18 @@ impl Qp {
             _ => (ctx.memory.invalidate(user, wr.rkey.0, false), WcStatus::LocQpOp),
         };
         if done.is_ok() {
-            ctx.out.withdrawn.extend(before.map(|region| (self.index, region)));
+            ctx.out.withdrawn.extend(before.map(|region| (qp.index, region)));
         }
         done.map_err(|_: Refusal| status)
-    }
-}
-
-impl Requester {
-    #[inline]
-    fn oldest_is_done_local_work(&self) -> bool {
-        let queue = &self.queue;
-        let is_done = || {
-            let wqe = queue.at(queue.tail());
-            wqe.started && wqe.wr.opcode.is_local()
-        };
-        !queue.is_empty() && is_done()
     }
 
     /// True if the local work request at the position must wait for responses.
     pub(super) fn local_work_waits(&self) -> bool {
-        let wr = &self.queue.at(self.next).wr;
+        let wr = &self.window.next_wqe().wr;
         match wr.opcode {
             //= IBTA 10.6.5.1: local-invalidate-waits
-            WrOpcode::LocalInvalidate => self.next != self.queue.tail(),
-            _ => wr.flags.contains(SendFlags::FENCE) && self.reads_outstanding > 0,
+            WrOpcode::LocalInvalidate => !self.window.is_next_oldest(),
+            _ => wr.flags.contains(SendFlags::FENCE) && self.window.reads_outstanding() > 0,
         }
     }
 }

@@ -1,6 +1,10 @@
 //! Selective repeat, what the requester knows: which of the outstanding packets came, and which are sent again.
-//! `selective_requests` uses it.
+//! `sacks` and `early_responses` use it.
 
+mod early_responses;
+mod sacks;
+
+use crate::transport::bitmap::mask;
 use roxie_base::time::Nanos;
 use roxie_wire::Psn;
 
@@ -18,32 +22,32 @@ const PROBE_ROUND_TRIPS: u64 = 4;
 /// What the requester knows of the PSNs from `base` on. Bit `i` of a bitmap stands for `base + i`.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
-    pub(super) base: Psn,
+    base: Psn,
     /// PSNs that came, by the newest SACK.
-    pub(super) came: u128,
+    came: u128,
     /// PSNs of READ responses that came before they were due, and were stored: up to 64 from `base` on.
-    pub(super) data: u64,
+    data: u64,
     /// The peer has answered something behind a READ or an atomic whose response is missing, and so has executed all before this PSN.
-    pub(super) answered: Option<Psn>,
+    answered: Option<Psn>,
     /// PSNs to send again.
-    pub(super) lost: u128,
+    lost: u128,
     /// PSNs that were sent again, and are not known to be lost again.
-    pub(super) again: u128,
+    again: u128,
     /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from that PSN on
     /// were sent later. Four adjacent PSNs share a place: that of the latest transmission.
-    pub(super) order: [u8; 32],
+    order: [u8; 32],
     /// The packet sent again that measures a round trip.
-    pub(super) timed: Psn,
+    timed: Psn,
     /// Time when it was sent; `Nanos::MAX`: there is none.
-    pub(super) timed_at: Nanos,
+    timed_at: Nanos,
     /// Smoothed round trip in nanoseconds; 0: unknown.
-    pub(super) round_trip: u32,
+    round_trip: u32,
     /// Probes since the last progress.
-    pub(super) probes: u8,
+    probes: u8,
     /// Time from which the oldest packet, lost again, costs a retry; `Nanos::MAX`: it was not lost again since the last progress.
-    pub(super) retry_from: Nanos,
+    retry_from: Nanos,
     /// More is outstanding than the bitmaps hold: everything is sent again in order.
-    pub(super) whole: bool,
+    whole: bool,
 }
 
 impl Scoreboard {
@@ -75,12 +79,12 @@ impl Scoreboard {
     }
 
     /// Returns the bits of the READ responses that came early.
-    pub(super) fn stored(&self) -> u128 {
+    fn stored(&self) -> u128 {
         self.data.into()
     }
 
     /// Returns the bits of the PSNs from `from` on that are before `end`. Both are at or behind `base`.
-    pub(super) fn bits(&self, from: Psn, end: Psn) -> u128 {
+    fn bits(&self, from: Psn, end: Psn) -> u128 {
         let below = |psn: Psn| mask((psn - self.base.value()).value());
         below(end) & !below(from)
     }
@@ -105,7 +109,7 @@ impl Scoreboard {
     }
 
     /// Returns the place of `psn` in the order of transmissions, from `una` on.
-    pub(super) fn order_of(&self, psn: Psn, una: Psn) -> (u8, i32) {
+    fn order_of(&self, psn: Psn, una: Psn) -> (u8, i32) {
         let index = psn.distance_from(una);
         let again = (0..128).contains(&index) && self.again >> index & 1 == 1;
         let order = if again { self.order[place_of(psn)] } else { psn.value() as u8 };
@@ -113,7 +117,7 @@ impl Scoreboard {
     }
 
     /// Updates the smoothed round trip (RFC 6298 2, without the variance) if `psn` is the timed packet.
-    pub(super) fn measure(&mut self, now: Nanos, has_come: impl Fn(Psn) -> bool) {
+    fn measure(&mut self, now: Nanos, has_come: impl Fn(Psn) -> bool) {
         if self.timed_at == Nanos::MAX || !has_come(self.timed) {
             return;
         }
@@ -147,9 +151,4 @@ impl Scoreboard {
 /// Returns the place of a PSN in the order of transmissions.
 fn place_of(psn: Psn) -> usize {
     (psn.value() >> 2 & 31) as usize
-}
-
-/// Returns the lowest `count` bits.
-pub(super) fn mask(count: u32) -> u128 {
-    u128::MAX.checked_shr(128 - count.min(128)).unwrap_or(0)
 }

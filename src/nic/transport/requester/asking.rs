@@ -1,0 +1,201 @@
+//! Which packets ask for an acknowledgement (IBTA 9.7.3), and how long to wait for it.
+//!
+//! A message that no completion waits for does not ask. A later packet asks, or a probe once nothing has asked for a while. The probe is a
+//! duplicate SEND without payload: it reads no memory of the application, and a responder needs neither a receive nor a right for it.
+//!
+//! A probe has the PSN before the oldest unacknowledged one. A SEND or WRITE of this connection must have that PSN: a READ or an atomic has
+//! a response of its own, and a responder has no rule for the PSN before the first. Therefore the packet behind a READ or an atomic asks, and
+//! so does the first packet of a connection.
+
+use super::window::SendWindow;
+use crate::transport::{Origin, PlantedBug, QpContext, TxPlan, TxReason};
+use crate::verbs::{QpState, QpType, SendFlags};
+use roxie_base::limits::Limits;
+use roxie_base::time::Nanos;
+use roxie_wire::{Bth, Ext, Opcode, Psn};
+
+/// Time after which a probe asks for the acknowledgement of packets that did not: well below a local ACK timeout (rdma_rxe's default: 67 ms).
+pub(super) const QUIET: Nanos = Nanos(1_000_000);
+
+/// Requests for acknowledgements: when packets ask, and how far the peer has been asked.
+#[derive(Debug, Default)]
+pub(super) struct Asking {
+    /// Unsignaled messages do not ask for an acknowledgement at their end.
+    is_late: bool,
+    /// Number of packets since the last one that asked for an acknowledgement.
+    since: u32,
+    /// The PSN after the last packet that asked for an acknowledgement.
+    asked: Psn,
+    /// A probe may be sent once `una` is behind this PSN: that behind the last READ or atomic, or the first one of the connection.
+    probe_after: Psn,
+    /// A probe is to ask for an acknowledgement, unless another packet does before.
+    probe_due: bool,
+    /// The peer is to show that it still has the connection.
+    asks_peer: bool,
+}
+
+impl Asking {
+    /// Starts at `psn` with nothing outstanding.
+    pub(super) fn start(&mut self, psn: Psn) {
+        (self.asked, self.probe_after) = (psn, psn);
+    }
+
+    /// Asks for nothing more.
+    pub(super) fn abandon(&mut self) {
+        (self.is_late, self.probe_due, self.asks_peer) = (false, false, false);
+    }
+
+    /// Has unsignaled messages not ask for an acknowledgement.
+    pub(super) fn ask_late(&mut self) {
+        self.is_late = true;
+    }
+
+    /// Has every message ask from now on. For those that did not, a probe asks at once: then returns true.
+    pub(super) fn ask_each_time(&mut self, window: &SendWindow, waits: bool) -> bool {
+        let is_due = self.may_ask(window, waits);
+        self.probe_due |= is_due;
+        self.is_late = false;
+        is_due
+    }
+
+    /// True if the last packet of a message asks for an acknowledgement when it is first sent: the application waits for a completion.
+    pub(super) fn at_end_of(&self, sig_all: bool, flags: SendFlags) -> bool {
+        sig_all || flags.contains(SendFlags::SIGNALED) || !self.is_late
+    }
+
+    /// True if the packet with this PSN asks for an acknowledgement. `ends`: it is the last one of its message. `wants`: the message asks, or
+    /// has a response.
+    //= IBTA 9.7.3: ack-is-asked-for
+    #[inline(always)]
+    pub(super) fn in_packet(
+        &self,
+        psn: Psn,
+        ends: bool,
+        wants: bool,
+        in_flight: u32,
+        limits: &Limits,
+    ) -> bool {
+        let window_closes = in_flight + 1 >= limits.window;
+        let late = self.since + 1 >= limits.ack_request_interval;
+        let allows_probe = !wants && psn == self.probe_after && !PlantedBug::ProbesReads.is();
+        (ends && wants) || window_closes || late || allows_probe
+    }
+
+    /// Advances over a packet that is sent. `end`: the PSN behind it. `answers`: it is a request for a READ or an atomic.
+    #[inline(always)]
+    pub(super) fn packet_left(&mut self, asks: bool, end: Psn, answers: bool) {
+        if answers && self.probe_after.is_before(end) {
+            self.probe_after = end;
+        }
+        self.since = if asks { 0 } else { self.since + 1 };
+        if asks && self.asked.is_before(end) {
+            self.asked = end;
+        }
+    }
+
+    /// Notes that the position moves back: what is sent next counts from there.
+    pub(super) fn rewound(&mut self) {
+        self.since = 0;
+    }
+
+    /// Notes that what has asked may be lost.
+    pub(super) fn forget(&mut self, una: Psn) {
+        self.asked = una;
+    }
+
+    /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is that of a probe.
+    pub(super) fn is_quiet(&self, una: Psn) -> bool {
+        self.is_late && !una.is_before(self.asked) && self.may_probe(una)
+    }
+
+    /// True if the PSN before the oldest unacknowledged one is that of a SEND or WRITE of this connection.
+    fn may_probe(&self, una: Psn) -> bool {
+        self.probe_after.is_before(una) || PlantedBug::ProbesReads.is()
+    }
+
+    /// Keeps `probe_after` so near to `una` that the order of the two is known.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, una: Psn) {
+        if self.may_probe(una) {
+            self.probe_after = una - 1;
+        }
+    }
+
+    /// True if packets are outstanding, none has asked for an acknowledgement, and a probe may. In an RNR wait (`waits`), the peer has
+    /// answered, and packets will be sent again.
+    fn is_unasked(&self, window: &SendWindow, waits: bool) -> bool {
+        let una = window.una();
+        !window.is_idle() && !una.is_before(self.asked) && self.may_probe(una) && !waits
+    }
+
+    /// True if unsignaled packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement.
+    pub(super) fn may_ask(&self, window: &SendWindow, waits: bool) -> bool {
+        self.is_late && !self.probe_due && self.is_unasked(window, waits)
+    }
+
+    /// Has the next packet ask for an acknowledgement, a probe if there is no other. Does nothing if the peer owes one, or nothing is
+    /// outstanding.
+    pub(super) fn ask(&mut self, window: &SendWindow, waits: bool, limits: &Limits) {
+        if self.may_ask(window, waits) {
+            self.since = limits.ack_request_interval;
+            self.probe_due = true;
+        }
+    }
+
+    /// True if a probe is due, unless another packet asks in its place.
+    pub(super) fn is_probe_due(&self) -> bool {
+        self.probe_due
+    }
+
+    /// Cancels the probe: packets are sent again.
+    pub(super) fn cancel_probe(&mut self) {
+        self.probe_due = false;
+    }
+
+    /// Plans the probe that is due, if no other packet has asked in its place: a SEND of no bytes with the PSN before the oldest unacknowledged
+    /// one. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
+    pub(super) fn due_probe(&mut self, qp: &QpContext, window: &SendWindow, waits: bool) -> Option<TxPlan> {
+        self.probe_due = self.probe_due && self.is_unasked(window, waits);
+        let psn = window.una() - u32::from(!PlantedBug::ProbeIsExecuted.is());
+        self.probe_due.then(|| empty_send(qp, psn, TxReason::Probe, Origin::Probe))
+    }
+
+    /// Advances over a probe, which is sent. `sent_end`: the PSN behind all that was sent.
+    pub(super) fn probe_left(&mut self, sent_end: Psn) {
+        self.probe_due = false;
+        self.since = 0;
+        self.asked = sent_end;
+    }
+
+    /// Has the QP ask whether the peer still has the connection, as soon as no request is ready to be sent. Returns false if the QP cannot. A
+    /// change of the QP's attributes or state takes the question back.
+    ///
+    /// The NIC asks on behalf of a connection manager that has received a request for a new connection of the peer's QP. The question changes
+    /// neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask: those of XRC would have to name a queue, and UC has
+    /// no acknowledgements.
+    pub(super) fn ask_peer(&mut self, qp: &QpContext) -> bool {
+        self.asks_peer = qp.qp_type == QpType::Rc && qp.state() == QpState::Rts;
+        self.asks_peer
+    }
+
+    /// True if a question to the peer is due.
+    pub(super) fn asks_peer(&self) -> bool {
+        self.asks_peer
+    }
+
+    /// Plans the question that is due: as a probe, whatever had the PSN before the oldest unacknowledged one, or the first of the connection.
+    pub(super) fn question(&self, qp: &QpContext, una: Psn) -> Option<TxPlan> {
+        self.asks_peer.then(|| empty_send(qp, una - 1, TxReason::Question, Origin::Question))
+    }
+
+    /// Takes the question back, or advances over it.
+    pub(super) fn end_question(&mut self) {
+        self.asks_peer = false;
+    }
+}
+
+/// Plans a SEND of no bytes that asks for an acknowledgement.
+fn empty_send(qp: &QpContext, psn: Psn, reason: TxReason, origin: Origin) -> TxPlan {
+    let bth = Bth { opcode: Opcode::RC_SEND_ONLY, ack_req: true, psn, ..qp.bth() };
+    TxPlan { bth, ext: Ext::None, payload_len: 0, inline: None, ah: None, reason, origin }
+}

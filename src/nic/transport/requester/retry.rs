@@ -1,0 +1,158 @@
+//! When to send again: the timer of the oldest unacknowledged packet, and the retry counters (IBTA 9.9.2.1, 9.7.5.2.8).
+
+use crate::transport::{Cause, PlantedBug};
+use crate::verbs::QpAttributes;
+use roxie_base::time::Nanos;
+
+/// Value of `rnr_retry` for infinite retries.
+const RNR_INFINITE: u8 = 7;
+
+/// Timer and retry counters.
+///
+/// A packet that is sent starts the timer, and progress restarts it. The timer is stopped before a retransmission and before a probe.
+#[derive(Debug)]
+pub(super) struct Retry {
+    /// Time to wait for an acknowledgement: the local ACK timeout, or less with selective repeat.
+    timeout: Option<Nanos>,
+    /// Time of the next retransmission by timeout.
+    at: Nanos,
+    left: u8,
+    rnr_left: u8,
+    /// Cause of the retransmission of packets before `sent_end`.
+    cause: Option<Cause>,
+    /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
+    implied_nak: bool,
+}
+
+impl Retry {
+    pub(super) fn new() -> Retry {
+        Retry { timeout: None, at: Nanos::MAX, left: 0, rnr_left: 0, cause: None, implied_nak: false }
+    }
+
+    /// Returns the time to wait for an acknowledgement.
+    pub(super) fn timeout(&self) -> Option<Nanos> {
+        self.timeout
+    }
+
+    /// Sets the time to wait for an acknowledgement.
+    pub(super) fn set_timeout(&mut self, timeout: Option<Nanos>) {
+        self.timeout = timeout;
+    }
+
+    /// Returns when the timer expires; `Nanos::MAX`: never.
+    pub(super) fn at(&self) -> Nanos {
+        self.at
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.at != Nanos::MAX
+    }
+
+    /// Starts the timer, if there is a timeout. `longest`: a limit of the timeout.
+    #[inline(always)]
+    pub(super) fn start(&mut self, now: Nanos, longest: Nanos) {
+        if let Some(timeout) = self.timeout {
+            self.at = now + timeout.min(longest);
+        }
+    }
+
+    /// Starts a running timer again.
+    pub(super) fn restart(&mut self, now: Nanos) {
+        if self.is_running() {
+            self.start(now, Nanos::MAX);
+        }
+    }
+
+    /// Has a running timer expire no earlier than it would if it were started now.
+    pub(super) fn postpone(&mut self, now: Nanos) {
+        if let Some(timeout) = self.timeout.filter(|_| self.is_running()) {
+            self.at = self.at.max(now + timeout);
+        }
+    }
+
+    /// Delays a running timer.
+    pub(super) fn delay(&mut self, by: Nanos) {
+        if self.is_running() {
+            self.at = self.at + by;
+        }
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.at = Nanos::MAX;
+    }
+
+    /// Stops the timer for a retransmission: the first packet that is sent starts it.
+    pub(super) fn begin(&mut self, cause: Cause) {
+        self.cause = Some(cause);
+        self.stop();
+    }
+
+    /// Returns the cause of the retransmission in progress.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.cause
+    }
+
+    /// Ends a retransmission: nothing is outstanding.
+    pub(super) fn end(&mut self) {
+        self.cause = None;
+    }
+
+    /// Takes a retry. Returns false if none is left.
+    //= IBTA 9.9.2: retries-are-counted
+    pub(super) fn take(&mut self) -> bool {
+        let is_left = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        is_left
+    }
+
+    /// Takes an RNR retry. Returns false if none is left.
+    pub(super) fn take_rnr(&mut self, attributes: &QpAttributes) -> bool {
+        // The packet reached the peer: reset the retry counter. Losses during a long RNR wait must not add up to a
+        // failure.
+        self.left = attributes.retry_cnt;
+        //= IBTA 9.9.2: seven-rnr-retries-are-for-ever
+        if attributes.rnr_retry == RNR_INFINITE {
+            return true;
+        }
+        //= IBTA 9.9.2: rnr-retries-are-counted
+        let is_left = self.rnr_left > 0;
+        self.rnr_left = self.rnr_left.saturating_sub(1);
+        is_left
+    }
+
+    /// True if an implied NAK was handled since the last progress.
+    pub(super) fn is_implied(&self) -> bool {
+        self.implied_nak
+    }
+
+    /// Notes an implied NAK, which is handled.
+    pub(super) fn set_implied(&mut self) {
+        self.implied_nak = true;
+    }
+
+    /// Sets both counters as agreed.
+    pub(super) fn restore(&mut self, attributes: &QpAttributes) {
+        (self.left, self.rnr_left) = (attributes.retry_cnt, attributes.rnr_retry);
+    }
+
+    /// Handles progress: the retries are given back. `is_all`: nothing is outstanding any more.
+    #[inline(always)]
+    pub(super) fn progress(&mut self, attributes: &QpAttributes, is_all: bool) {
+        //= IBTA 9.9.2: progress-gives-the-retries-back
+        self.left = attributes.retry_cnt;
+        if is_all || !PlantedBug::RnrTriesAreUsedUp.is() {
+            self.rnr_left = attributes.rnr_retry;
+        }
+        self.implied_nak &= PlantedBug::GoesBackOnce.is();
+    }
+
+    /// Returns the number of this retransmission, and of how many: of the RNR retries or of the others.
+    pub(super) fn attempt(&self, attributes: &QpAttributes) -> (u8, u8) {
+        match self.cause {
+            // Neither costs a retry.
+            Some(Cause::Selective | Cause::Probe) => (0, 0),
+            Some(Cause::Rnr) => (attributes.rnr_retry.saturating_sub(self.rnr_left), attributes.rnr_retry),
+            _ => (attributes.retry_cnt.saturating_sub(self.left), attributes.retry_cnt),
+        }
+    }
+}
