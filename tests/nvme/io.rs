@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use roxie_nvmeof::Status;
 use roxie_nvmeof::command::{Command, io};
-use roxie_nvmeof::initiator::{Data, HostOptions, InitiatorError};
+use roxie_nvmeof::initiator::{Data, HostOptions, Initiator, InitiatorError};
 use roxie_nvmeof::nqn;
 use roxie_nvmeof::storage::FileStorage;
 use roxie_nvmeof::subsystem::Limits;
 
-use super::{BLOCKS, DISK, HOST, Site, options, pattern, subsystem};
+use super::{BLOCKS, DISK, HOST, Site, memory, options, pattern, subsystem};
 
 #[test]
 fn blocks_of_each_size_are_read_back() {
@@ -33,24 +33,25 @@ fn blocks_of_each_size_are_read_back() {
     site.serves(0);
 }
 
-#[test]
-fn full_queue_completes_every_command() {
-    let site = Site::new();
-    let mut initiator = site.connect();
+/// Keeps a queue of `entries` full until `count` writes are done, and reads their data back.
+fn fill(initiator: &mut Initiator, entries: usize, count: u64) {
     let data = |n: u64| pattern(n as usize, 16 * 512);
     let mut open = HashMap::new();
     let (mut next, mut refused) = (0, 0);
-    while next < 200 || !open.is_empty() {
+    while next < count || !open.is_empty() {
         let write = Command::blocks(io::WRITE, 1, 16 * next, 16);
-        let sent =
-            if next < 200 { initiator.submit(write, Data::Out(&data(next))).expect("a post") } else { None };
+        let sent = if next < count {
+            initiator.submit(write, Data::Out(&data(next))).expect("a post")
+        } else {
+            None
+        };
         match sent {
             Some(id) => {
                 assert_eq!(open.insert(id, next), None, "identifiers in use differ");
                 next += 1;
             }
             None => {
-                refused += usize::from(open.len() == 32);
+                refused += usize::from(open.len() == entries);
                 let finished = initiator.finish().expect("a response");
                 assert_eq!(finished.response.status, Status::SUCCESS);
                 open.remove(&finished.response.id).expect("an open command");
@@ -58,11 +59,27 @@ fn full_queue_completes_every_command() {
         }
     }
     assert!(refused > 0, "the queue was full at times");
-    for n in 0..200 {
+    for n in 0..count {
         let read = Command::blocks(io::READ, 1, 16 * n, 16);
         let back = initiator.execute(read, Data::In(16 * 512)).expect("a read").data;
         assert!(back == data(n), "blocks from {} on", 16 * n);
     }
+}
+
+#[test]
+fn full_queue_completes_every_command() {
+    let site = Site::new();
+    fill(&mut site.connect(), 32, 200);
+}
+
+/// Capsules beyond the receives of the target are sent again.
+#[test]
+fn queue_longer_than_its_receives_completes_every_command() {
+    let site = Site::with(subsystem(memory(), &[], Limits { queue_size: 1024, ..Limits::default() }));
+    let mut initiator =
+        site.connect_as(HostOptions { queue_size: 400, ..options(DISK) }).expect("a controller");
+    initiator.connect_io().expect("an I/O queue");
+    fill(&mut initiator, 400, 500);
 }
 
 #[test]
