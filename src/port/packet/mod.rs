@@ -11,7 +11,7 @@
 //! | `open`, `sink`, `error` | sockets, options, errors |
 //! | `filter` | the BPF program that selects frames |
 //! | `shared` | several processes on one interface |
-//! | `ring`, `rx` | the receive rings; trains cut into frames |
+//! | `ring`, `merge`, `rx` | the receive rings, in the order of arrival; trains cut into frames |
 //! | `tx` | trains (`crate::trains`) and their `virtio_net_hdr` |
 //! | `promiscuous`, `cut` | a port for all frames of an interface, each as on a wire |
 //!
@@ -21,6 +21,7 @@
 mod cut;
 mod error;
 mod filter;
+mod merge;
 mod open;
 mod promiscuous;
 mod ring;

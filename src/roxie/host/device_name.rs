@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_is_a_files_name_that_programs_can_match() {
+    fn name_is_one_for_a_file() {
         for good in ["roxie0", "mlx5_0", "rxe0", "siw0", "rocep1s0f0", "mlx5-bond.1", &"x".repeat(63)] {
             assert_eq!(good.parse::<DeviceName>().map(|name| name.to_string()), Ok(good.to_owned()));
         }

@@ -80,8 +80,8 @@ fn send_train(port: &mut PacketPort, frames: &[Vec<u8>]) {
 }
 
 #[test]
-fn full_rings_of_lone_frames_and_of_trains_leave_room_for_each_other() {
-    if skip("full_rings_of_lone_frames_and_of_trains_leave_room_for_each_other") {
+fn lone_frames_and_trains_fill_separate_rings() {
+    if skip("lone_frames_and_trains_fill_separate_rings") {
         return;
     }
     let wire = Wire::new("pk-rings", 1500, 1);
