@@ -1,75 +1,171 @@
 //! Frames of two rings in the order of their arrival.
+//!
+//! For each frame the kernel reserves the next slot of a ring, copies the frame, notes the time, and marks the slot as filled. Each processor does so
+//! for one frame at a time, so a slot may be filled while an earlier one is not, and may have an earlier time. The frames of a flow come from one
+//! processor, one after the other.
 
-/// Which of two rings has the older frame.
+/// What is seen of a ring's next slots, of as many as processors may fill at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outlook<T> {
+    /// The next slot is filled, and can be taken.
+    pub(super) is_ready: bool,
+    /// The earliest time in those that are filled.
+    pub(super) earliest: T,
+}
+
+/// A ring that the kernel fills meanwhile.
+pub(super) trait Filling {
+    /// An arrival time.
+    type Time: Ord;
+
+    /// Looks at the next slots. `None`: none of them is filled.
+    fn look(&self) -> Option<Outlook<Self::Time>>;
+
+    /// Returns how many slots are filled without a gap, from the next one on.
+    fn in_a_row(&self) -> usize;
+}
+
+/// The ring whose next frame is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Older {
     Lone,
     Train,
 }
 
-/// Chooses between the rings of lone frames and of trains by the arrival time of their next frames, which each call looks up anew.
-///
-/// The kernel fills both rings in the order of arrival. So the frames that came before a frame are in their ring once that frame is seen: a
-/// ring that was empty is looked at again after the other.
-pub(super) fn older<T: Ord>(lone: impl Fn() -> Option<T>, train: impl Fn() -> Option<T>) -> Option<Older> {
-    match (lone(), train()) {
-        (None, None) => None,
-        (Some(_), None) => Some(Older::Lone),
-        (Some(l), Some(t)) => Some(if l < t { Older::Lone } else { Older::Train }),
-        (None, Some(t)) => Some(if lone().is_some_and(|l| l < t) { Older::Lone } else { Older::Train }),
+/// Chooses between a ring of lone frames and one of trains, so that no frame of a flow overtakes another.
+#[derive(Debug, Default)]
+pub(super) struct Merge {
+    /// Lone frames that precede all trains.
+    run: usize,
+}
+
+impl Merge {
+    /// Returns the ring from which the caller takes the next frame. `None`: none can be taken yet.
+    ///
+    /// The ring with the earliest time is next. If its next slot is not filled yet, the other ring has to wait too: it may have a later frame of
+    /// the same flow. Whatever precedes a frame in its flow was filled before. So a look at the other ring that begins once the frame was seen
+    /// finds it, within as many slots as there are processors.
+    pub(super) fn next<R: Filling>(&mut self, lone: &R, trains: &R) -> Option<Older> {
+        if let Some(run) = self.run.checked_sub(1) {
+            self.run = run;
+            return Some(Older::Lone);
+        }
+        let in_a_row = lone.in_a_row();
+        if trains.look().is_none() {
+            self.run = in_a_row.saturating_sub(1);
+            return (in_a_row > 0).then_some(Older::Lone);
+        }
+        let (before, train) = (lone.look(), trains.look()?);
+        if let Some(lone) = before.filter(|lone| lone.earliest < train.earliest) {
+            return lone.is_ready.then_some(Older::Lone);
+        }
+        let is_first = lone.look().is_none_or(|lone| train.earliest <= lone.earliest);
+        (is_first && train.is_ready).then_some(Older::Train)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::RefCell;
 
     use super::*;
+    use roxie_base::random::splitmix;
 
-    /// Two rings that the kernel fills while the port looks at them: frame `i` of the sequence goes to the ring of trains if its bit is set.
-    struct Rings<'a> {
-        trains: u32,
-        /// Frames that have arrived, and those of each ring that were taken.
-        arrived: Cell<u32>,
-        taken: [u32; 2],
-        /// How many frames arrive before each look.
-        schedule: &'a dyn Fn() -> u32,
+    const FRAMES: usize = 4;
+    const PROCESSORS: usize = 3;
+
+    /// A frame: its flow, which is its processor, and its number there.
+    type Frame = (usize, usize);
+
+    /// Two rings that processors fill while the port looks at them.
+    struct Kernel {
+        random: u64,
+        /// The slots of the rings: a frame, and the time once it is filled.
+        rings: [Vec<(Frame, Option<u64>)>; 2],
+        taken: [usize; 2],
+        /// The ring and the slot that each processor fills, and its number of frames so far.
+        filling: [Option<(usize, usize)>; PROCESSORS],
+        begun: [usize; PROCESSORS],
+        time: u64,
     }
 
-    impl Rings<'_> {
-        /// Lets frames arrive, then returns the next frame of a ring.
-        fn head(&self, ring: u32, frames: u32) -> Option<u32> {
-            self.arrived.set((self.arrived.get() + (self.schedule)()).min(frames));
-            let of_ring = (0..self.arrived.get()).filter(|i| self.trains >> i & 1 == ring);
-            of_ring.into_iter().nth(self.taken[ring as usize] as usize)
+    impl Kernel {
+        fn draw(&mut self, below: u64) -> usize {
+            (splitmix(&mut self.random) % below) as usize
+        }
+
+        /// Lets a few steps pass: a processor reserves a slot, or fills the one that it has.
+        fn pass(&mut self) {
+            for _ in 0..self.draw(4) {
+                let cpu = self.draw(PROCESSORS as u64);
+                self.time += 1;
+                if let Some((ring, slot)) = self.filling[cpu].take() {
+                    self.rings[ring][slot].1 = Some(self.time);
+                } else if self.begun[cpu] < FRAMES {
+                    let ring = self.draw(2);
+                    self.filling[cpu] = Some((ring, self.rings[ring].len()));
+                    self.rings[ring].push(((cpu, self.begun[cpu]), None));
+                    self.begun[cpu] += 1;
+                }
+            }
+        }
+    }
+
+    struct Ring<'a>(&'a RefCell<Kernel>, usize);
+
+    impl Filling for Ring<'_> {
+        type Time = u64;
+
+        fn look(&self) -> Option<Outlook<u64>> {
+            let mut kernel = self.0.borrow_mut();
+            let next = kernel.taken[self.1];
+            let (mut is_ready, mut earliest) = (false, None::<u64>);
+            for i in 0..PROCESSORS {
+                kernel.pass();
+                if let Some((_, Some(time))) = kernel.rings[self.1].get(next + i) {
+                    is_ready |= i == 0;
+                    earliest = Some(earliest.map_or(*time, |earliest| earliest.min(*time)));
+                }
+            }
+            earliest.map(|earliest| Outlook { is_ready, earliest })
+        }
+
+        fn in_a_row(&self) -> usize {
+            let mut kernel = self.0.borrow_mut();
+            kernel.pass();
+            let slots = &kernel.rings[self.1][kernel.taken[self.1]..];
+            slots.iter().take_while(|(_, time)| time.is_some()).count()
         }
     }
 
     #[test]
-    fn two_rings_are_emptied_in_order_of_arrival() {
-        const FRAMES: u32 = 5;
-        // Before each of so many looks 0, 1 or 2 frames arrive; then all.
-        const LOOKS: u32 = 8;
-        for trains in 0..1 << FRAMES {
-            for arrivals in 0..3_u32.pow(LOOKS) {
-                let rest = Cell::new((arrivals, LOOKS));
-                let schedule = || {
-                    let (digits, looks) = rest.get();
-                    rest.set((digits / 3, looks.saturating_sub(1)));
-                    if looks == 0 { FRAMES } else { digits % 3 }
+    fn flows_keep_their_order_over_two_rings() {
+        for seed in 0..50_000 {
+            let kernel = RefCell::new(Kernel {
+                random: seed,
+                rings: [Vec::new(), Vec::new()],
+                taken: [0; 2],
+                filling: [None; PROCESSORS],
+                begun: [0; PROCESSORS],
+                time: 0,
+            });
+            let (mut merge, mut next) = (Merge::default(), [0; PROCESSORS]);
+            while next != [FRAMES; PROCESSORS] {
+                let older = merge.next(&Ring(&kernel, 0), &Ring(&kernel, 1));
+                let mut kernel = kernel.borrow_mut();
+                kernel.pass();
+                let ring = match older {
+                    None => continue,
+                    Some(Older::Lone) => 0,
+                    Some(Older::Train) => 1,
                 };
-                let mut rings = Rings { trains, arrived: Cell::new(0), taken: [0; 2], schedule: &schedule };
-                let mut next = 0;
-                while next < FRAMES {
-                    let ring = match older(|| rings.head(0, FRAMES), || rings.head(1, FRAMES)) {
-                        None => continue,
-                        Some(Older::Lone) => 0,
-                        Some(Older::Train) => 1,
-                    };
-                    assert_eq!(trains >> next & 1, ring, "frame {next} of {trains:05b}, arrivals {arrivals}");
-                    rings.taken[ring as usize] += 1;
-                    next += 1;
-                }
+                let ((flow, number), time) = kernel.rings[ring][kernel.taken[ring]];
+                assert!(
+                    time.is_some() && number == next[flow],
+                    "seed {seed}: {number} of flow {flow}, {next:?}"
+                );
+                next[flow] += 1;
+                kernel.taken[ring] += 1;
             }
         }
     }

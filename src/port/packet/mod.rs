@@ -96,9 +96,10 @@ impl Port for PacketPort {
     }
 
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
-        // The fuller one.
-        let share = |(filled, slots): &(usize, usize)| (filled << 16) / slots;
-        [rx::TRAINS, rx::LONE].map(|i| self.receiver.rings[i].waiting()).into_iter().max_by_key(share)
+        // The fuller one, in slots of the other: a pause is timed for lone frames.
+        let [(lone, slots), (trains, train_slots)] =
+            [rx::LONE, rx::TRAINS].map(|i| self.receiver.rings[i].waiting());
+        Some((lone.max(trains * slots / train_slots), slots))
     }
 
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {

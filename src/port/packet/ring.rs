@@ -13,7 +13,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relax
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::{SysconfVar, sysconf};
 
+use super::merge::{Filling, Outlook};
+use crate::BURST;
 use crate::udp::sys::set_int;
 
 /// Bytes of a block of slots, at most: the kernel takes a power of two of pages for each.
@@ -32,6 +35,8 @@ const TO_GROUP: u8 = 2;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 const VLAN: u16 = 0x8100;
 
+/// Processors, at most, that are taken to fill slots of a ring at the same time: each costs a look at a slot for a frame that comes alone.
+const MOST_PROCESSORS: usize = 16;
 /// Indices of words in `struct tpacket2_hdr`.
 const SECONDS: usize = 4;
 const NANOSECONDS: usize = 5;
@@ -81,6 +86,8 @@ pub(super) struct Ring {
     socket: OwnedFd,
     map: NonNull<u8>,
     size: Size,
+    /// Processors that may fill slots at the same time.
+    processors: usize,
     /// The next slot to read.
     next: usize,
     /// The oldest slot that is not returned to the kernel.
@@ -126,7 +133,10 @@ impl Ring {
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice; nothing else refers to it.
         let map = unsafe { mmap(None, length, rights, MapFlags::MAP_SHARED, fd, 0) }?;
-        Ok(Ring { socket, map: map.cast(), size, next: 0, oldest: 0, drops: AtomicU64::new(0) })
+        let processors =
+            sysconf(SysconfVar::_NPROCESSORS_ONLN)?.map_or(MOST_PROCESSORS, |count| count as usize);
+        let processors = processors.min(MOST_PROCESSORS);
+        Ok(Ring { socket, map: map.cast(), size, processors, next: 0, oldest: 0, drops: AtomicU64::new(0) })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -152,18 +162,21 @@ impl Ring {
 
     /// True if the next slot is filled.
     pub(super) fn is_ready(&self) -> bool {
-        self.next - self.oldest < self.size.slots
-            && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
+        self.is_filled(0)
     }
 
-    /// Returns the arrival time of the next slot if that is filled: seconds and nanoseconds since the Unix epoch.
-    pub(super) fn head(&self) -> Option<(u32, u32)> {
-        self.is_ready().then(|| {
-            // SAFETY: a slot begins with a header of eight words, aligned to its size, within the mapping. The slot is filled, so the kernel
-            // does not change it until its status is written, which takes `&mut self`.
-            let header = unsafe { &*self.slot(self.next).cast::<[u32; 6]>() };
-            (header[SECONDS], header[NANOSECONDS])
-        })
+    /// Returns the arrival time of a slot of this side: seconds and nanoseconds since the Unix epoch.
+    fn stamp(&self, slot: usize) -> (u32, u32) {
+        // SAFETY: a slot begins with a header of eight words, aligned to its size, within the mapping. The caller has seen that it is filled, so
+        // the kernel does not change it until its status is written, which takes `&mut self`.
+        let header = unsafe { &*self.slot(slot).cast::<[u32; 6]>() };
+        (header[SECONDS], header[NANOSECONDS])
+    }
+
+    /// True if the slot, `ahead` of the next one, is filled.
+    fn is_filled(&self, ahead: usize) -> bool {
+        self.next + ahead - self.oldest < self.size.slots
+            && self.status(self.next + ahead).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
     /// Takes the next filled slot. It stays valid until it is [released](Ring::release).
@@ -240,6 +253,22 @@ impl Ring {
         };
         let new = if rc == 0 { u64::from(counts.tp_drops) } else { 0 };
         self.drops.fetch_add(new, Relaxed) + new
+    }
+}
+
+impl Filling for Ring {
+    type Time = (u32, u32);
+
+    fn look(&self) -> Option<Outlook<(u32, u32)>> {
+        let filled = (0..self.processors).filter(|ahead| self.is_filled(*ahead));
+        let mut stamps = filled.map(|ahead| (ahead, self.stamp(self.next + ahead)));
+        let (first, stamp) = stamps.next()?;
+        let earliest = stamps.fold(stamp, |earliest, (_, stamp)| earliest.min(stamp));
+        Some(Outlook { is_ready: first == 0, earliest })
+    }
+
+    fn in_a_row(&self) -> usize {
+        (0..BURST).take_while(|ahead| self.is_filled(*ahead)).count()
     }
 }
 

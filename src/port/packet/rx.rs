@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::time::ClockId;
 
-use super::merge::{Older, older};
+use super::merge::{Merge, Older};
 use super::ring::{Filled, Ring, VNET_HEADER};
 use crate::BURST;
 use crate::group::{StrayInbox, Target, target};
@@ -46,6 +46,7 @@ pub(super) struct Receiver {
     /// The rings of the interface: of lone frames, of trains, of management datagrams. Then that of the loopback interface, if other processes
     /// share the port.
     pub(super) rings: Vec<Ring>,
+    merge: Merge,
     /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags, the tag if there is one, and a
     /// frame without it.
     strays: Option<StrayInbox>,
@@ -142,6 +143,7 @@ impl Receiver {
     ) -> Receiver {
         Receiver {
             rings,
+            merge: Merge::default(),
             strays,
             stray: 0,
             addresses,
@@ -190,11 +192,12 @@ impl Receiver {
 
     /// Takes the next filled slot, of management if it is its turn, or a stray.
     fn next(&mut self, is_managements: bool) -> Option<Place> {
-        let data = older(|| self.rings[LONE].head(), || self.rings[TRAINS].head())
-            .map(|older| if older == Older::Lone { LONE } else { TRAINS });
-        let data = data.unwrap_or(LOOPBACK);
-        let order = if is_managements { [MANAGEMENT, data, LOOPBACK] } else { [data, LOOPBACK, MANAGEMENT] };
-        for i in order {
+        if is_managements && let Some(slot) = self.rings.get_mut(MANAGEMENT).and_then(Ring::take) {
+            return Some(Place::Slot(MANAGEMENT, slot));
+        }
+        let data = self.merge.next(&self.rings[LONE], &self.rings[TRAINS]);
+        let data = data.map(|older| if older == Older::Lone { LONE } else { TRAINS });
+        for i in data.into_iter().chain([LOOPBACK, MANAGEMENT]) {
             if let Some(slot) = self.rings.get_mut(i).and_then(Ring::take) {
                 return Some(Place::Slot(i, slot));
             }
