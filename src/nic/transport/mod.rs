@@ -21,7 +21,7 @@
 //! * `turns`: whether a request or a reply is sent next. `pacing`: congestion control and pacing.
 //! * `xrc`: additions of the extended reliable connection.
 //!
-//! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made. Every
+//! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation once a QP is connected. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
 
 /// Asserts what holds at one place of the transport, in debug builds.

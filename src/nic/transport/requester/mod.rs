@@ -3,7 +3,7 @@
 //! Each method is given the QP's context. The requester changes nothing of the QP beside its own state: once a work request has failed
 //! (`Sending::Ended`), [`Qp`](super::Qp) enters the error state.
 //!
-//! * `requests`: the next packet. `asking`: which packets ask for an acknowledgement. `credits`: end-to-end credits. `local`: work requests
+//! * `window`: the send queue and the position in it. `requests`: the next packet. `asking`: which packets ask for an acknowledgement. `credits`: end-to-end credits. `local`: work requests
 //!   that send no packet. `unacknowledged`: UC, datagrams and raw packets.
 //! * `completer`: responses. `completion`: the oldest work request completes or fails.
 //! * `retry`: timer and retry counters. `retransmission`: what they cause. `selective`: selective repeat.

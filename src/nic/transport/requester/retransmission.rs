@@ -3,7 +3,7 @@
 //! The protocol is go-back-N: the position moves back to the oldest unacknowledged PSN, and all packets from there are
 //! built again from their work requests. Each rewind costs one retry, unless something new is acknowledged in between.
 //!
-//! Between peers that agreed to selective repeat, `scoreboard` sends single packets again; a rewind is the last resort.
+//! Between peers that agreed to selective repeat, `selective` sends single packets again; a rewind is the last resort.
 
 use super::{Requester, Sending};
 use crate::transport::{Cause, Ctx, PlantedBug, QpContext, Verdict};

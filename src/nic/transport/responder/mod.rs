@@ -3,10 +3,11 @@
 //! Each method is given the QP's context. The responder changes nothing of the QP beside its own state: a verdict that ends the connection
 //! ([`Verdict::ends_connection`](super::Verdict)) has [`Qp`](super::Qp) enter the error state.
 //!
-//! * `requests`: a request is expected, ahead or a duplicate. `execution`, `placement`: the operations. `duplicates`, `early_packets`: the others.
+//! * `requests`: a request is expected, ahead or a duplicate. `execution`, `placement`: the operations. `duplicates`, `early`, `early_packets`,
+//!   `early_writes`: the others.
 //! * `receiving`: the message in progress and its receive. `resources`: READs and atomics with their results.
 //! * `replies`: pending replies. `reply_packets`: their packets.
-//! * `datagrams`, `uc`, `frames`: requests of the services without acknowledgements.
+//! * `ud`, `uc`, `unacknowledged`: requests of the services without acknowledgements.
 //! * `fast_path`: in-order SENDs and WRITEs, and READ responses.
 
 mod duplicates;
@@ -295,11 +296,12 @@ impl Responder {
             msn,
             pd,
             result,
-            queued: true,
+            queued: false,
             again: false,
         };
-        self.resources.store(resource);
-        self.replies.push(resource.reply(slot));
+        // A duplicate queues a reply that found no room.
+        let queued = self.replies.push(resource.reply(slot));
+        self.resources.store(Resource { queued, ..resource });
         self.message_done();
         Ok(slot)
     }

@@ -55,6 +55,8 @@ pub enum Reply {
 
 /// Packets of READ responses to send again alone, beside the bound of all other replies.
 const PARTS: usize = 32;
+/// Resources for whose replies each queue has room, also if the peer asked for fewer: NAKs of a burst are not merged.
+const LEAST_RESOURCES: usize = 16;
 
 //= IBTA 9.5: ack-follows-read-response
 /// The queue of pending replies. Bounded: a reply that does not fit is dropped, and the peer's timer asks again.
@@ -75,16 +77,18 @@ fn bound_for(resources: usize) -> usize {
 }
 
 impl Replies {
-    /// Returns a queue for a responder without resources.
+    /// Returns a queue with memory for the replies of a responder without resources.
     pub(super) fn new() -> Replies {
-        let bound = bound_for(0);
-        Replies { first: None, others: VecDeque::with_capacity(bound), bound }
+        let (usual, bound) = (bound_for(0), bound_for(LEAST_RESOURCES));
+        Replies { first: None, others: VecDeque::with_capacity(usual), bound }
     }
 
-    /// Enlarges the queue for a responder with `resources` resources. Never shrinks it.
+    /// Makes memory for a responder with `resources` resources, and raises the bound to what it needs.
     pub(super) fn make_room_for(&mut self, resources: usize) {
-        self.bound = self.bound.max(bound_for(resources));
-        self.others.reserve(self.bound - self.others.len());
+        let usual = bound_for(resources);
+        self.bound = self.bound.max(usual);
+        // There may be more: packets of READ responses.
+        self.others.reserve(usual.saturating_sub(self.others.len()));
     }
 
     /// Returns the oldest reply.
@@ -250,5 +254,25 @@ impl Replies {
         if let Some(oldest) = self.first.replace(reply) {
             self.others.push_front(oldest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_made_beside_packets_sent_again() {
+        let mut replies = Replies::new();
+        for psn in 0..PARTS as u32 {
+            assert!(replies.push(Reply::ReadPart(Psn::new(psn))));
+        }
+        assert!(!replies.push(Reply::ReadPart(Psn::new(99))), "all places are taken");
+        // Fewer than are pending.
+        replies.make_room_for(1);
+        assert_eq!(replies.len(), PARTS);
+        let others = (0..bound_for(LEAST_RESOURCES) as u8).filter(|slot| replies.push(Reply::Atomic(*slot)));
+        assert_eq!(others.count(), bound_for(LEAST_RESOURCES), "each has its place");
+        assert!(!replies.push(Reply::Atomic(99)) && replies.is_bounded());
     }
 }
