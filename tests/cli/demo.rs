@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::in_time::{ChildInTime, CommandInTime};
+use crate::in_time::{ChildInTime, CommandInTime, copy_program};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
@@ -127,7 +127,7 @@ fn public_copy() -> (TempDir, PathBuf, PathBuf) {
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(directory.path(), 0o755);
     let program = directory.path().join("roxie");
-    fs::copy(ROXIE, &program).unwrap();
+    copy_program(ROXIE, &program);
     open(&program, 0o755);
     let captures = directory.path().join("captures");
     fs::create_dir(&captures).unwrap();

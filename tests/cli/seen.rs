@@ -153,7 +153,7 @@ fn root_sees_program_in_user_namespace() {
     // Such a user may not reach the build folder.
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("roxie");
-    std::fs::copy(env!("CARGO_BIN_EXE_roxie"), &program).unwrap();
+    crate::in_time::copy_program(env!("CARGO_BIN_EXE_roxie"), &program);
     std::fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let user =
         ["--reuid=65533", "--regid=65533", "--clear-groups", "unshare", "--user", "--map-current-user"];

@@ -96,7 +96,7 @@ fn unprivileged(folder: &tempfile::TempDir, arguments: &str) -> Command {
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let binary = folder.path().join("roxie");
     if !binary.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_roxie"), &binary).unwrap();
+        crate::in_time::copy_program(env!("CARGO_BIN_EXE_roxie"), &binary);
     }
     let mut command = Command::new(binary);
     command.args(arguments.split_whitespace()).uid(65_534).gid(65_534);

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each target uses a part")]
 
 use std::io::{self, Read};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -13,6 +14,15 @@ use std::time::{Duration, Instant};
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 /// How long a build of the project may run: one with optimizations takes several minutes on two processors.
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
+
+/// Copies a program that is to be started. Another process does it: a program that another thread starts at the same time would inherit a
+/// descriptor that writes the copy, and a file that is written cannot be started (`ETXTBSY`).
+#[track_caller]
+pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    let copied = Command::new("cp").arg("--").args([from, to]).status_in_time().expect("cp");
+    assert!(copied.success(), "{} cannot be copied to {}", from.display(), to.display());
+}
 
 /// Counterparts of `Command`'s methods with a deadline.
 pub(crate) trait CommandInTime {

@@ -107,7 +107,7 @@ pub(crate) fn installed(program: &str) -> bool {
 pub(crate) fn copied() -> TempDir {
     let place = tempfile::tempdir().expect("a folder");
     for name in ["roxie", "libibverbs.so.1"] {
-        std::fs::copy(folder().join(name), place.path().join(name)).expect("built");
+        in_time::copy_program(folder().join(name), place.path().join(name));
     }
     std::fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).expect("its own");
     place

@@ -402,7 +402,7 @@ fn end_of_program_ends_the_capture() {
 /// A copy of the program that any user may start.
 fn public_copy(place: &Path) -> std::path::PathBuf {
     let program = place.join("roxie");
-    fs::copy(env!("CARGO_BIN_EXE_roxie"), &program).unwrap();
+    crate::in_time::copy_program(env!("CARGO_BIN_EXE_roxie"), &program);
     fs::set_permissions(place, PermissionsExt::from_mode(0o755)).unwrap();
     program
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use roxie::host::{Device, DeviceConfig, Stack};
 
 use super::*;
-use crate::in_time::{ChildInTime, CommandInTime, LIMIT, Stream};
+use crate::in_time::{ChildInTime, CommandInTime, LIMIT, Stream, copy_program};
 
 #[test]
 fn link_down_is_counted_and_recovers() {
@@ -199,7 +199,7 @@ fn missing_privileges_are_named() {
     // Copy the test's binary, which only root may be able to read.
     let copy = tempfile::Builder::new().prefix("roxie-").tempdir_in("/tmp").unwrap();
     let binary = copy.path().join("xdp");
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    copy_program(std::env::current_exe().unwrap(), &binary);
     for path in [copy.path(), &binary] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
