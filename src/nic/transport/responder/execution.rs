@@ -51,12 +51,7 @@ impl Responder {
         if let Some(key) = packet.ieth() {
             self.invalidate(qp, ctx, key)?;
         }
-        let received = received + u64::from(payload.length);
-        ctx.counters.rcvd_bytes += u64::from(payload.length);
-        self.receiving.set(Message::Send { received });
-        if is_last(packet) {
-            ctx.counters.rdma_recvs += 1;
-            self.receiving.complete(qp, ctx, packet, WcOpcode::Recv, received);
+        if self.receiving.part_of_send(qp, ctx, packet, received, payload.length) {
             self.message_done();
         }
         Ok(Executed::Done)

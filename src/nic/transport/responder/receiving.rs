@@ -1,6 +1,7 @@
 //! The message that a QP receives, and the receive that it takes.
 
 use crate::transport::message::Message;
+use crate::transport::rules::is_last;
 use crate::transport::scatter::{self, FramePayload, ListError, ReceiveList};
 use crate::transport::{Check, Ctx, MemoryTable, QpConfig, QpContext, ReceiveQueue, Span};
 use crate::verbs::{Access, CqIndex, PdId, RecvWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
@@ -135,6 +136,27 @@ impl Receiving {
         if let Some(RecvWr { wr_id, .. }) = self.receive.take() {
             ctx.out.completions.push((self.cq, Wc { wr_id, ..wc }));
         }
+    }
+
+    /// Counts the payload of a SEND's packet, which follows `before` bytes of the message. If the packet is the last one, completes the receive and
+    /// returns true.
+    pub(super) fn part_of_send(
+        &mut self,
+        qp: &QpContext,
+        ctx: &mut Ctx<'_>,
+        packet: &Packet,
+        before: u64,
+        length: u16,
+    ) -> bool {
+        let received = before + u64::from(length);
+        ctx.counters.rcvd_bytes += u64::from(length);
+        self.message = Message::Send { received };
+        let is_last = is_last(packet);
+        if is_last {
+            ctx.counters.rdma_recvs += 1;
+            self.complete(qp, ctx, packet, WcOpcode::Recv, received);
+        }
+        is_last
     }
 
     /// Completes the receive of a message of `bytes` bytes, which `packet` ends.

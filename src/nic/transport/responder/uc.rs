@@ -82,12 +82,7 @@ impl Responder {
                 unsuitable(Check::ReceiveLength)
             }
         })?;
-        let received = received + u64::from(payload.length);
-        ctx.counters.rcvd_bytes += u64::from(payload.length);
-        self.receiving.set(Message::Send { received });
-        if is_last(packet) {
-            ctx.counters.rdma_recvs += 1;
-            self.receiving.complete(qp, ctx, packet, WcOpcode::Recv, received);
+        if self.receiving.part_of_send(qp, ctx, packet, received, payload.length) {
             self.receiving.set(Message::None);
         }
         Ok(())
