@@ -459,7 +459,7 @@ impl Client {
     /// Returns the status of its QPs.
     fn list(&self, registry: &Registry) -> Vec<QpStatus> {
         let own = lock(&self.owned).names();
-        registry.list(|object| own.contains(&object))
+        registry.list(&own)
     }
 
     /// Management datagrams that are for it come to its QP1, if it has one.
@@ -476,7 +476,7 @@ impl Client {
     /// Returns a snapshot of its objects.
     fn look(&self, registry: &Registry) -> Result<Response, ControlError> {
         let own = lock(&self.owned).names();
-        let all = registry.snapshot(|object| own.contains(&object));
+        let all = registry.snapshot(&own);
         // The NIC alone reports counters, since they are of all clients together.
         let (nic_slot, counters, passes) = (Some(self.slot), BTreeMap::new(), PassDurations::default());
         let snapshot = Snapshot { nic_slot, counters, passes, ..all };

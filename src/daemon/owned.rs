@@ -4,7 +4,7 @@
 //! the NIC sees it: all objects that it names must be the client's own. Keys and handles in work requests need no check: the NIC
 //! compares their protection domain with the QP's, and domains are never shared.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use super::account::Charge;
@@ -192,7 +192,7 @@ impl Owned {
     }
 
     /// Returns the names of all objects.
-    pub(super) fn names(&self) -> HashSet<Object> {
+    pub(super) fn names(&self) -> Vec<Object> {
         self.objects.keys().copied().collect()
     }
 }

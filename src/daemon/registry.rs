@@ -236,12 +236,12 @@ impl Registry {
     }
 
     /// Returns the status of the QPs among some objects.
-    pub(super) fn list(&self, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
-        statuses_of(self.workers(), has)
+    pub(super) fn list(&self, objects: &[Object]) -> Vec<QpStatus> {
+        statuses_of(self.workers(), objects)
     }
 
-    /// Returns a snapshot of some objects.
-    pub(super) fn snapshot(&self, has: impl Fn(Object) -> bool) -> Snapshot {
-        snapshot_of(self.workers(), has)
+    /// Returns a snapshot of some objects. The objects of other clients cost nothing.
+    pub(super) fn snapshot(&self, objects: &[Object]) -> Snapshot {
+        snapshot_of(self.workers(), objects)
     }
 }

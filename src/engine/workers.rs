@@ -9,12 +9,11 @@
 //! QPs, and queues that change their size are refused on several workers.
 
 use std::io;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use roxie_base::time::{Clock, Nanos};
-use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, NicConfig, QpStatus};
+use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, Nic, NicConfig, Object, QpStatus};
 use roxie_nic::shared::Doorbells;
 use roxie_nic::verbs::{AsyncEvent, PdId, QpIndex, QpInit, QpType, SrqKind};
 use roxie_port::Port;
@@ -298,15 +297,35 @@ impl Workers {
         (0..).zip(&self.engines).find_map(of)
     }
 
-    /// Returns the statuses of the QPs in a range of a worker's table, as of their last packets. `None`: the range is beyond the last.
-    pub fn qp_statuses(&self, worker: usize, places: Range<u32>) -> Option<Vec<QpStatus>> {
-        let mut found = self.engines[worker].inspect(|worker| worker.nic().qp_statuses(places))?;
-        if !self.is_one() {
-            let of_device =
-                |qp: &mut QpStatus| qp.handle.index = qp_of_device(worker as u32, qp.handle.index);
-            found.iter_mut().for_each(of_device);
+    /// Returns the names of all QPs, memory regions and memory windows.
+    pub fn names(&self) -> Vec<Object> {
+        let mut names = self.engines[0].inspect(|worker| worker.nic().names());
+        for (worker, engine) in (1..).zip(&self.engines[1..]) {
+            // Each worker has the same memory.
+            names.extend(engine.inspect(|worker| worker.nic().names()).into_iter().filter_map(|name| {
+                match name {
+                    Object::Qp(qp) => Some(Object::Qp(qp_of_device(worker, qp))),
+                    _ => None,
+                }
+            }));
         }
-        Some(found)
+        names
+    }
+
+    /// Returns the statuses of some QPs as of their last packets, without those that do not exist. Neighbours of the same worker are read under
+    /// one lock.
+    pub fn qp_statuses(&self, qps: &[QpIndex]) -> Vec<QpStatus> {
+        if self.is_one() {
+            return self.engines[0].inspect(|worker| statuses(worker.nic(), qps.iter().copied()));
+        }
+        let of_worker = |same: &[QpIndex]| {
+            let (worker, (engine, _)) = (same[0].place() >> QP_BITS, self.at(same[0]));
+            let local = same.iter().map(|qp| self.at(*qp).1);
+            let mut found = engine.inspect(|worker| statuses(worker.nic(), local));
+            found.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker as u32, qp.handle.index));
+            found
+        };
+        qps.chunk_by(|a, b| a.place() >> QP_BITS == b.place() >> QP_BITS).flat_map(of_worker).collect()
     }
 
     /// Returns the first error of a worker's link, once.
@@ -325,6 +344,10 @@ impl Workers {
         }
         sum
     }
+}
+
+fn statuses(nic: &Nic, qps: impl Iterator<Item = QpIndex>) -> Vec<QpStatus> {
+    qps.filter_map(|qp| nic.qp_status(qp)).collect()
 }
 
 fn refused() -> Result<Answer, ControlError> {

@@ -174,7 +174,10 @@ fn free_places(nic: &Nic) -> usize {
 /// Returns the bytes of the regions in some domains, from the NIC's tables.
 fn engine_regions(nic: &Nic, pds: &[PdId]) -> u64 {
     let engine = nic.daemon.inner.registry.device.engine().expect("its own");
-    let regions = engine.inspect(|worker| worker.nic().memory_regions(0..usize::MAX).unwrap_or_default());
+    let status = |nic: &roxie_nic::nic::Nic| -> Vec<_> {
+        nic.names().into_iter().filter_map(|object| nic.memory_status(object)).collect()
+    };
+    let regions = engine.inspect(|worker| status(worker.nic()));
     let own = regions.iter().filter(|region| pds.contains(&region.pd) && !region.kind.starts_with("window"));
     own.map(|region| region.length).filter(|length| *length != u64::MAX).sum()
 }

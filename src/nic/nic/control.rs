@@ -1,6 +1,5 @@
 //! Executes control commands. Commands for queue pairs are in [`qp_life`](super::qp_life).
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::Nic;
@@ -8,8 +7,8 @@ use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of}
 use super::memory_command::MemoryCommand;
 use super::object::{Object, ObjectKind};
 use crate::shared::SharedReceives;
-use crate::transport::memory::RegionStatus;
-use crate::verbs::{AddressVector, PdId, SrqInit};
+use crate::transport::memory::{MemoryName, RegionStatus};
+use crate::verbs::{AddressVector, PdId, QpIndex, SrqInit};
 use roxie_base::time::Nanos;
 
 impl Nic {
@@ -151,9 +150,22 @@ impl Nic {
         }
     }
 
-    /// Returns the memory regions and windows in a range of table slots. `None`: the range is beyond the last slot.
-    pub fn memory_regions(&self, places: Range<usize>) -> Option<Vec<RegionStatus>> {
-        self.memory.statuses(places).map(Iterator::collect)
+    /// Returns the names of all QPs, memory regions and memory windows.
+    pub fn names(&self) -> Vec<Object> {
+        let memory = self.memory.names().map(|name| match name {
+            MemoryName::Region(mr) => Object::Mr(mr),
+            MemoryName::Window(window) => Object::Window(window),
+        });
+        self.qps.iter().map(|(qp, _)| Object::Qp(QpIndex(qp))).chain(memory).collect()
+    }
+
+    /// Returns the status of a memory region or window. `None`: there is none of this name.
+    pub fn memory_status(&self, object: Object) -> Option<RegionStatus> {
+        match object {
+            Object::Mr(mr) => self.memory.status(MemoryName::Region(mr)),
+            Object::Window(window) => self.memory.status(MemoryName::Window(window)),
+            _ => None,
+        }
     }
 
     /// Returns the numbers of objects.

@@ -1,7 +1,5 @@
 //! Creation, transitions and destruction of queue pairs, and the objects that they use.
 
-use std::ops::Range;
-
 use super::command::{Answer, ControlError, QpHandle, QpStatus};
 use super::log::QpLog;
 use super::memory_command::ReceiveSource;
@@ -272,14 +270,6 @@ impl Nic {
     /// Takes the memory of the QP that was destroyed last, to free it outside the worker.
     pub fn take_spare(&mut self) -> Option<SendQueue> {
         self.spare.take()
-    }
-
-    /// Returns the statuses of the QPs in a range of table slots, as of their last packets. `None`: the range is beyond the last
-    /// slot.
-    pub fn qp_statuses(&self, places: Range<u32>) -> Option<Vec<QpStatus>> {
-        let those = places.start..places.end.min(self.qps.places());
-        let statuses = those.clone().filter_map(|place| self.qps.get(place)).map(|entry| entry.status());
-        (!those.is_empty()).then(|| statuses.collect())
     }
 
     /// Returns the status of a QP as of its last packet, without a command. `None`: there is no such QP.

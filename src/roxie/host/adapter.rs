@@ -13,7 +13,7 @@ use crate::remote::{Attachment, polling};
 use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::time::Nanos;
 use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
-use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
+use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Nic, Object, QpStatus};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 #[cfg(feature = "udp")]
@@ -266,8 +266,9 @@ impl Adapter {
     pub(super) fn look(&self, others: Option<&IsOfClient>) -> Snapshot {
         match self {
             Adapter::Own(workers) => {
-                let is_own = |object| others.is_none_or(|others| !others(object));
-                snapshot_of(workers, is_own)
+                let mut objects = workers.names();
+                objects.retain(|object| others.is_none_or(|others| !others(*object)));
+                snapshot_of(workers, &objects)
             }
             Adapter::Shared(nic) => {
                 nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
@@ -279,13 +280,14 @@ impl Adapter {
 /// Tests whether an object of a NIC belongs to another process, which reports it itself.
 pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
-/// Returns the snapshot of the workers with the objects for which `has` is true. The caller fills in names.
-pub fn snapshot_of(workers: &Workers, has: impl Fn(Object) -> bool) -> Snapshot {
+/// Returns the snapshot of the workers with some QPs, memory regions and memory windows. The caller fills in names.
+pub fn snapshot_of(workers: &Workers, objects: &[Object]) -> Snapshot {
     let (engine, counters) = (workers.first(), workers.counters());
     let (info, passes) = engine.inspect(|worker| (worker.port().info().clone(), *worker.pass_times()));
-    let regions = in_pieces(|from| {
-        let places = from as usize..(from + PIECE) as usize;
-        engine.inspect(|worker| worker.nic().memory_regions(places))
+    let regions = objects.chunks(PIECE).flat_map(|piece| {
+        let status =
+            |nic: &Nic| piece.iter().filter_map(|object| nic.memory_status(*object)).collect::<Vec<_>>();
+        engine.inspect(|worker| status(worker.nic()))
     });
     let mut snapshot = Snapshot {
         interface: info.interface.unwrap_or_default().into(),
@@ -293,31 +295,29 @@ pub fn snapshot_of(workers: &Workers, has: impl Fn(Object) -> bool) -> Snapshot 
         mode: info.mode.into(),
         now_ns: engine.now().0,
         passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
-        mrs: regions.filter(|region| has(Object::Pd(region.pd))).map(|region| MrEntry::of(&region)).collect(),
+        mrs: regions.map(|region| MrEntry::of(&region)).collect(),
         ..Snapshot::default()
     };
     for (name, value) in counters {
         *snapshot.counters.entry(name.into()).or_default() += value;
     }
-    snapshot.qps = statuses_of(workers, has).iter().map(QpEntry::of).collect();
+    snapshot.qps = statuses_of(workers, objects).iter().map(QpEntry::of).collect();
     snapshot.qps.sort_by_key(|qp| qp.qpn);
     snapshot
 }
 
-/// Returns the statuses of the QPs for which `has` is true, in the order of the workers' tables.
-pub fn statuses_of(workers: &Workers, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
-    let of = |worker| in_pieces(move |from| workers.qp_statuses(worker, from..from + PIECE));
-    let qps = (0..workers.all().len()).flat_map(of);
-    qps.filter(|qp| has(Object::Qp(qp.handle.index))).collect()
+/// Returns the statuses of the QPs among some objects.
+pub fn statuses_of(workers: &Workers, objects: &[Object]) -> Vec<QpStatus> {
+    let qps = objects.iter().filter_map(|object| match object {
+        Object::Qp(qp) => Some(*qp),
+        _ => None,
+    });
+    let qps: Vec<_> = qps.collect();
+    qps.chunks(PIECE).flat_map(|piece| workers.qp_statuses(piece)).collect()
 }
 
-/// Number of table slots read under one lock: the worker runs in between.
-const PIECE: u32 = 256;
-
-/// Returns the entries of a whole table. `look` returns those from a slot on, and `None` at the end of the table.
-fn in_pieces<T>(look: impl Fn(u32) -> Option<Vec<T>>) -> impl Iterator<Item = T> {
-    (0..).step_by(PIECE as usize).map_while(look).flatten()
-}
+/// Number of objects read under one lock: the worker runs in between.
+const PIECE: usize = 64;
 
 /// The slot of a process among those that share a device. Numbers that the process allocates begin with it.
 #[derive(Clone, Debug)]

@@ -25,7 +25,6 @@ mod window;
 mod tests;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use super::permutation::QuickPermutation;
 use super::planted::PlantedBug;
@@ -105,6 +104,15 @@ pub struct RegionStatus {
     pub length: u64,
     /// Granted access rights.
     pub access: Access,
+}
+
+/// The name of a region or a window: one table has both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryName {
+    /// A region.
+    Region(MrIndex),
+    /// A window.
+    Window(MwIndex),
 }
 
 /// Right bit for local use: the key is valid in this host's work requests.
@@ -222,28 +230,31 @@ impl MemoryTable {
         self.entries.iter().flatten().map(|entry| entry.pd)
     }
 
-    /// Returns the status of the regions and windows at `places`. `None`: `places` is beyond the table.
-    pub fn statuses(&self, places: Range<usize>) -> Option<impl Iterator<Item = RegionStatus> + '_> {
-        let entries = self.entries.get(places.start..places.end.min(self.entries.len()))?;
-        let statuses = entries.iter().flatten().map(|entry| {
-            let kind = match entry.kind {
-                Kind::Region { .. } => "region",
-                Kind::Fast { .. } => "fast",
-                Kind::Window1(_) => "window1",
-                Kind::Window2 { .. } => "window2",
-            };
-            let (key, start, length) =
-                if entry.grants == 0 { (0, 0, 0) } else { (entry.key, entry.start, entry.length) };
-            RegionStatus {
-                kind,
-                key,
-                pd: entry.pd,
-                start,
-                length,
-                access: Access::from_bits_truncate(entry.grants),
-            }
-        });
-        (!entries.is_empty()).then_some(statuses)
+    /// Returns the names of all regions and windows.
+    pub fn names(&self) -> impl Iterator<Item = MemoryName> + '_ {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+            let name = self.name_at(index as u16);
+            Some(match entry.as_ref()?.kind {
+                Kind::Region { .. } | Kind::Fast { .. } => MemoryName::Region(MrIndex(name)),
+                Kind::Window1(_) | Kind::Window2 { .. } => MemoryName::Window(MwIndex(name)),
+            })
+        })
+    }
+
+    /// Returns the status of a region or window. `None`: there is none of this name.
+    pub fn status(&self, name: MemoryName) -> Option<RegionStatus> {
+        let (MemoryName::Region(MrIndex(number)) | MemoryName::Window(MwIndex(number))) = name;
+        let entry = self.named(number)?;
+        let kind = match entry.kind {
+            Kind::Region { .. } => "region",
+            Kind::Fast { .. } => "fast",
+            Kind::Window1(_) => "window1",
+            Kind::Window2 { .. } => "window2",
+        };
+        let (key, start, length) =
+            if entry.grants == 0 { (0, 0, 0) } else { (entry.key, entry.start, entry.length) };
+        let access = Access::from_bits_truncate(entry.grants);
+        Some(RegionStatus { kind, key, pd: entry.pd, start, length, access })
     }
 
     /// Returns the number of regions and windows.
