@@ -1,9 +1,9 @@
 //! The processor time of the NIC that a user takes.
 //!
-//! Threads of the NIC execute a client's requests, wake it, and copy from and to its memory. Most of that takes some microseconds. A snapshot of
-//! thousands of QPs, a wake of thousands of threads, and a copy to a huge page that has to be zeroed take longer. The time beyond a free share,
-//! which is [`FREE`] for a request or a wake, is charged to the user. Who has taken [`BURST`] at once pays by pauses of these threads, and so has
-//! one [`PART`]th of a processor.
+//! Threads of the NIC execute a client's requests, wake it, and copy from and to its memory. All time that requests take is charged to the user: a
+//! client may send as many as it likes. Wakes and copies follow packets, of which each user has a share, and take some microseconds, but a wake of
+//! thousands of threads and a copy to a huge page that has to be zeroed take longer: their time beyond a free share is charged. A user who has
+//! taken [`BURST`] pays by pauses of these threads, and so has one [`PART`]th of a processor.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use roxie_base::threads::lock;
 
-/// Processor time of a request or a wake that is not charged.
+/// Processor time of a wake that is not charged.
 pub(super) const FREE: Duration = Duration::from_micros(100);
 /// The part of a processor that a user has for longer than a burst.
 const PART: u32 = 4;
@@ -35,6 +35,13 @@ impl ProcessorShare {
             self.charge(thread_time().saturating_sub(began), free);
         }
         result
+    }
+
+    /// Charges the processor time of the calling thread beyond `charged`, which was charged before.
+    pub(super) fn charge_thread(&self, charged: &mut Duration) {
+        let spent = thread_time();
+        self.charge(spent.saturating_sub(*charged), Duration::ZERO);
+        *charged = spent;
     }
 
     /// Charges work that took this much processor time, of which `free` costs nothing.
@@ -93,6 +100,20 @@ mod tests {
         let pause = share.pause();
         assert!(pause <= Duration::from_secs(44) && pause > Duration::from_secs(30), "{pause:?}");
         share.pay(|_| false);
+    }
+
+    #[test]
+    fn short_requests_are_paid_too() {
+        let share = ProcessorShare::default();
+        for _ in 0..100_000 {
+            share.charge(FREE / 2, Duration::ZERO);
+        }
+        assert!(share.pause() > Duration::from_secs(2), "{:?}", share.pause());
+        let mut charged = Duration::ZERO;
+        share.charge_thread(&mut charged);
+        let first = charged;
+        share.charge_thread(&mut charged);
+        assert!(Duration::ZERO < first && first <= charged && charged <= thread_time());
     }
 
     #[test]

@@ -10,7 +10,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::acceptor::Greeting;
 use super::client::{Client, Session};
-use super::processor_share::{FREE, ProcessorShare};
 use super::{Inner, notify};
 use roxie::remote::link::Link;
 use roxie::remote::message::Hello;
@@ -34,7 +33,9 @@ pub(super) fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     if notifies.is_ok()
         && let Some(share) = share
     {
-        while answer_next(nic, &client, &mut session, &share) {
+        let mut charged = Duration::ZERO;
+        while answer_next(nic, &client, &mut session) {
+            share.charge_thread(&mut charged);
             share.pay(|time| stays_for(&client, time));
         }
     }
@@ -64,15 +65,10 @@ fn memory_of(link: &Link, hello: &Hello, until: Instant) -> Result<RemoteMemory,
 }
 
 /// Answers a client's next request. False: there are no more, or the NIC is gone.
-pub(super) fn answer_next(
-    nic: &Weak<Inner>,
-    client: &Client,
-    session: &mut Session,
-    share: &ProcessorShare,
-) -> bool {
+pub(super) fn answer_next(nic: &Weak<Inner>, client: &Client, session: &mut Session) -> bool {
     let Some(request) = client.next_request() else { return false };
     let Some(inner) = nic.upgrade() else { return false };
-    let reply = share.charge_for(FREE, || client.answer(&inner.registry, session, request));
+    let reply = client.answer(&inner.registry, session, request);
     drop(inner);
     client.reply(session, &reply)
 }

@@ -14,7 +14,6 @@ use nix::sys::socket::MsgFlags;
 use super::super::{CAPS, Config, PATIENCE, Quota, Stranger, hello};
 use crate::account::Accounts;
 use crate::client::{Client, Session};
-use crate::processor_share::ProcessorShare;
 use crate::registry::Users;
 use crate::serving::{admit, answer_next, part_from};
 use crate::{ClientChange, Inner};
@@ -72,7 +71,7 @@ impl UnthreadedClient {
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
         if let Some(asks) = session.as_mut()
-            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks, &ProcessorShare::default())
+            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks)
             && let Some(session) = session.take()
         {
             part_from(&Arc::downgrade(&self.inner), &self.client, session, None);
