@@ -63,6 +63,8 @@ pub struct Examination {
     pub asks: bool,
     /// 0 for the first question: its answer is about the time before the request.
     step: usize,
+    /// When the request arrived: an answer is of no use to a later examination of the connection.
+    since: Nanos,
 }
 
 impl Suspicion {
@@ -129,7 +131,7 @@ impl Manager {
         let id = examination.id;
         let Some(connection) = self.table.get_mut(id) else { return };
         let Some(suspicion) = connection.suspicion.as_mut() else { return };
-        if examination.step == 0 || suspicion.is_alive {
+        if examination.step == 0 || examination.since != suspicion.since || suspicion.is_alive {
             return;
         }
         if has_heard {
@@ -175,7 +177,7 @@ impl Manager {
         connection.suspicion = Some(Box::new(suspicion));
         let qpn = connection.local_qpn;
         self.open_examinations.add(id, address);
-        self.examinations.push_back(Examination { id, qpn, asks: false, step: 0 });
+        self.examinations.push_back(Examination { id, qpn, asks: false, step: 0, since: now });
         self.set_timer(id, now + STEPS[0]);
     }
 
@@ -227,8 +229,8 @@ impl Manager {
         suspicion.asked = (suspicion.asked + 1).min(STEPS.len());
         let step = suspicion.asked;
         let asks = step < STEPS.len();
-        let qpn = connection.local_qpn;
-        self.examinations.push_back(Examination { id, qpn, asks, step });
+        let (qpn, since) = (connection.local_qpn, suspicion.since);
+        self.examinations.push_back(Examination { id, qpn, asks, step, since });
         // A manager that is late gives the peer as much time for each answer.
         if let Some(next) = STEPS.get(step) {
             self.set_timer(id, now + (*next - STEPS[step - 1]));

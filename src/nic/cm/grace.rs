@@ -5,11 +5,13 @@
 //! about the listener by other means. To both ends, the wait looks like a slow link.
 
 use roxie_base::time::Nanos;
-use roxie_wire::cm::{Ari, CmMessage, CommId, RejReason, SidrRep, SidrStatus};
+use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, RejReason, SidrRep, SidrStatus};
 
 use super::Route;
+use super::connection::State;
 use super::early::Early;
 use super::manager::Manager;
+use super::transitions::Cause;
 
 /// Delay before a refused request is repeated.
 const AGAIN: Nanos = Nanos::from_millis(20);
@@ -77,6 +79,8 @@ impl Manager {
         connection.stale_refusals += 1;
         connection.pause = AFTER_STALE;
         connection.answer_due = now + AFTER_STALE + connection.answer_timeout;
+        // The time that an MRA granted is over. Another MRA may answer the next copy of the request.
+        self.set_state(id, Cause::Got(Kind::Rej), State::ReqSent);
         self.wait_on(now, id);
         true
     }

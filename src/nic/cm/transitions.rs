@@ -72,6 +72,8 @@ pub(super) const TRANSITIONS: &[Transition] = &[
     // Active side.
     row(&[ReqSent], Got(Kind::Mra), RepWait),
     row(&[RepWait], Retry, ReqSent),
+    // Refused as stale: the peer ends the old connection first.
+    row(&[RepWait], Got(Kind::Rej), ReqSent),
     row(&[ReqSent, RepWait], Got(Kind::Rep), RepRcvd),
     row(&[RepRcvd], Got(Kind::Rep), MraRepSent),
     row(&[RepRcvd], Delay, MraRepSent),

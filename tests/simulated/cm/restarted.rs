@@ -2,7 +2,7 @@
 
 use roxie::cm::{Config, ConnectRequest, Event, ListenOn, Manager, State};
 use roxie::time::Nanos;
-use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Stage};
+use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
 
 use super::pair::{A, B, Pair, SERVICE, acceptance, config, request};
 
@@ -174,6 +174,19 @@ fn hurried_requester_is_asked_to_wait() {
     // 1.07 s.
     assert_eq!((mra.message, mra.service_timeout), (Stage::Req, 18));
     assert_eq!((mra.local_comm_id, mra.remote_comm_id), (CommId(0), a));
+    // A further copy of the request, which was refused meanwhile, may be answered by an MRA too.
+    let refused = CmMessage::Rej(Rej {
+        remote_comm_id: a,
+        reason: RejReason::STALE,
+        message: Stage::Req,
+        ..Rej::default()
+    });
+    for _ in 0..2 {
+        pair.forge(A, 1, &CmMessage::Mra(mra.clone()));
+        assert_eq!(pair.state(A, a), Some(State::RepWait));
+        pair.forge(A, 1, &refused);
+        assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    }
 
     let mut pair = self::pair();
     pair.established();

@@ -234,6 +234,28 @@ fn late_manager_gives_the_peer_its_time() {
 }
 
 #[test]
+fn late_answer_of_an_earlier_examination_ends_nothing() {
+    let (mut pair, _) = Pair::listening();
+    let (_, b) = pair.established();
+    pair.forge(B, 1, &forged(0, SERVICE));
+    pair.ends[B].poll_examination().expect("about the time before");
+    let mut questions = (0..4).map(|_| {
+        pair.now = pair.now + LONG;
+        pair.ends[B].handle_timeouts(pair.now);
+        pair.ends[B].poll_examination().expect("a question")
+    });
+    let last = questions.nth(3).expect("four questions");
+    assert!(!last.asks);
+    // The peer was heard by then, and the examination is over. Another one begins.
+    pair.ends[B].examined(pair.now, &last, true);
+    pair.now = pair.now + LONG;
+    pair.ends[B].handle_timeouts(pair.now);
+    pair.forge(B, 2, &forged(0, SERVICE));
+    pair.ends[B].examined(pair.now, &last, false);
+    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![], Some(State::Established)));
+}
+
+#[test]
 fn packet_before_the_request_proves_nothing() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
