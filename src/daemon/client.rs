@@ -476,10 +476,8 @@ impl Client {
     /// Returns a snapshot of its objects.
     fn look(&self, registry: &Registry) -> Result<Response, ControlError> {
         let own = lock(&self.owned).names();
-        let all = registry.snapshot(&own);
         // The NIC alone reports counters, since they are of all clients together.
-        let (nic_slot, counters, passes) = (Some(self.slot), BTreeMap::new(), PassDurations::default());
-        let snapshot = Snapshot { nic_slot, counters, passes, ..all };
+        let snapshot = Snapshot { nic_slot: Some(self.slot), ..registry.snapshot(&own) };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
         Ok(Response::Snapshot(text))
     }

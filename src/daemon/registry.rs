@@ -232,7 +232,7 @@ impl Registry {
     }
 
     pub(super) fn forget_bells(&self, id: DoorbellsId) {
-        self.engine().inspect(|worker| worker.clients().remove(id));
+        self.engine().inspect(move |worker| worker.clients().remove(id));
     }
 
     /// Returns the status of the QPs among some objects.

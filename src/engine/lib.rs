@@ -53,7 +53,7 @@ mod worker;
 mod worker_port;
 mod workers;
 
-pub use control::{Answered, Request};
+pub use control::{Answered, Request, Visit};
 pub use pass_times::PassTimes;
 pub use progress::Progress;
 pub use wait::{MAX_WATCHED, Wait, Watched};
@@ -63,13 +63,13 @@ pub use worker::{EventSink, Worker};
 pub use workers::{MAX_WORKERS, Workers};
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TryRecvError, bounded};
 
 use roxie_base::time::{Clock, Nanos};
 use roxie_nic::nic::{Answer, Command, ControlError, Nic, NicConfig};
@@ -166,7 +166,7 @@ impl Engine {
         if let Some(at) = &self.stepped_at {
             at.store(now.0, Relaxed);
         }
-        self.adjust(|worker| worker.poll(now)).unwrap_or_default()
+        self.adjust(move |worker| worker.poll(now)).unwrap_or_default()
     }
 
     /// The doorbells of the NIC's QPs.
@@ -329,7 +329,7 @@ impl Engine {
     pub fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
         self.shared.watch_port(&*port)?;
         let now = self.now();
-        self.adjust(|worker| worker.set_port(now, port))
+        self.adjust(move |worker| worker.set_port(now, port))
             .ok_or_else(|| io::Error::other("the engine is dead"))?;
         self.doorbells.wake_if_sleeping();
         Ok(())
@@ -340,9 +340,15 @@ impl Engine {
     #[must_use = "a recorder that is returned writes nothing"]
     pub fn attach_capture(&self, recorder: Recorder<Background>) -> Option<Recorder<Background>> {
         let now = self.now();
-        let mut left = Some(recorder);
-        self.adjust(|worker| left = left.take().and_then(|recorder| worker.attach_capture(now, recorder)));
-        left
+        // Kept here until the worker takes it: a dead engine does not.
+        let left = Arc::new(Mutex::new(Some(recorder)));
+        let taken = Arc::clone(&left);
+        let attach = move |worker: &mut Worker| {
+            let mut left = taken.lock().unwrap_or_else(PoisonError::into_inner);
+            *left = left.take().and_then(|recorder| worker.attach_capture(now, recorder));
+        };
+        self.adjust(attach);
+        left.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.
@@ -367,7 +373,7 @@ impl Engine {
     /// As those of the command; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
-        self.submit(Request { command: command.into().prepare()?, answer })?;
+        self.submit(Request::Command { command: command.into().prepare()?, answer })?;
         self.doorbells.wake_if_sleeping();
         loop {
             match answered.try_recv() {
@@ -406,22 +412,76 @@ impl Engine {
         self.events.try_recv().ok()
     }
 
-    /// Reads the worker between two passes, or whatever is left of a dead one.
-    pub fn inspect<T>(&self, look: impl FnOnce(&Worker) -> T) -> T {
-        look(&self.shared.lock_to_look())
+    /// Reads the worker between two passes, or whatever is left of a dead one. A thread that owns the worker calls `look`, and never waits for
+    /// the calling thread.
+    pub fn inspect<T, F>(&self, look: F) -> T
+    where
+        T: Send + 'static,
+        F: FnOnce(&Worker) -> T + Send + 'static,
+    {
+        match self.visit(move |worker: &mut Worker| look(worker)) {
+            Ok(result) => result,
+            Err(look) => look(&mut self.shared.lock_to_look()),
+        }
     }
 
-    /// Changes the worker between two passes. `None`: the engine is dead.
-    pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
-        let mut worker = self.shared.lock_between().ok()?;
-        let result = change(&mut worker);
-        self.shared.wake_if_needed(&worker, false);
-        Some(result)
+    /// Changes the worker between two passes, as [`inspect`](Self::inspect) reads it. `None`: the engine is dead.
+    pub fn adjust<T, F>(&self, change: F) -> Option<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Worker) -> T + Send + 'static,
+    {
+        self.visit(change).map_or_else(
+            |change| {
+                let mut worker = self.shared.lock_between().ok()?;
+                let result = change(&mut worker);
+                self.shared.wake_if_needed(&worker, false);
+                Some(result)
+            },
+            Some,
+        )
+    }
+
+    /// Has the thread that owns the worker run `act` between two passes, and blocks until its result. `Err`: no thread owns the worker, or the
+    /// engine is dead.
+    fn visit<T, F>(&self, act: F) -> Result<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Worker) -> T + Send + 'static,
+    {
+        if self.caller_drives || self.thread.is_none() {
+            return Err(act);
+        }
+        let take = |act: &Mutex<Option<F>>| act.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let act = Arc::new(Mutex::new(Some(act)));
+        let (answer, answered) = bounded(1);
+        let visit = Visit::new({
+            let act = Arc::clone(&act);
+            move |worker| {
+                if let Some(act) = take(&act) {
+                    let _ = answer.send(act(worker));
+                }
+            }
+        });
+        if self.submit(Request::Visit(visit)).is_ok() {
+            self.doorbells.wake_if_sleeping();
+            loop {
+                match answered.recv_timeout(Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
+                    Ok(result) => return Ok(result),
+                    Err(RecvTimeoutError::Timeout) if !self.is_dead() => {}
+                    Err(_) => break,
+                }
+            }
+        }
+        Err(take(&act).expect("a visit that panicked has no result"))
     }
 
     /// Returns the link's first error, once.
     pub fn take_link_error(&self) -> Option<io::Error> {
-        self.shared.lock_to_look().take_link_error()
+        match self.visit(Worker::take_link_error) {
+            Ok(error) => error,
+            Err(take) => take(&mut self.shared.lock_to_look()),
+        }
     }
 }
 

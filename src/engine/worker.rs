@@ -198,10 +198,17 @@ impl Worker {
     fn control(&mut self, now: Nanos, most: usize) -> usize {
         let mut done = 0;
         while done < most
-            && let Ok(Request { command, answer }) = self.requests.try_recv()
+            && let Ok(request) = self.requests.try_recv()
         {
-            let sets_congestion = matches!(command, Command::SetCongestion(_));
             done += 1;
+            let (command, answer) = match request {
+                Request::Command { command, answer } => (command, answer),
+                Request::Visit(visit) => {
+                    visit.run(self);
+                    continue;
+                }
+            };
+            let sets_congestion = matches!(command, Command::SetCongestion(_));
             let result = self.nic.execute(now, command);
             if let Ok(Answer::Moving(queue)) = result {
                 self.moves.push_front((queue, answer)); // A queue that moves in one step waits for no other.

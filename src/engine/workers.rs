@@ -193,7 +193,7 @@ impl Workers {
     fn create_srq(&self, pd: PdId, kind: SrqKind, command: MemoryCommand) -> Result<Answer, ControlError> {
         let answer = self.engines[0].call(command)?;
         let Answer::Srq(srq, _) = answer else { return Ok(answer) };
-        let Some(receives) = self.engines[0].inspect(|worker| worker.nic().shared_receives(srq)) else {
+        let Some(receives) = self.engines[0].inspect(move |worker| worker.nic().shared_receives(srq)) else {
             return Err(ControlError::DeviceFatal);
         };
         let join = || Command::JoinSrq(pd, kind, Arc::clone(&receives));
@@ -205,8 +205,10 @@ impl Workers {
     /// Executes a command at every worker; `copies` are the siblings'. Objects of all have one name, because all execute the same commands
     /// in the same order.
     fn call_all(&self, command: Command, copies: Vec<Command>) -> Result<Answer, ControlError> {
-        for engine in &self.engines {
-            engine.inspect(|worker| worker.nic().check_unused(&command))?;
+        if let Some(object) = command.takes_away() {
+            for engine in &self.engines {
+                engine.inspect(move |worker| worker.nic().check_unused(object))?;
+            }
         }
         let answer = self.engines[0].call(command)?;
         self.call_siblings(&answer, copies)?;
@@ -312,16 +314,17 @@ impl Workers {
         names
     }
 
-    /// Returns the statuses of some QPs as of their last packets, without those that do not exist. Neighbours of the same worker are read under
-    /// one lock.
+    /// Returns the statuses of some QPs as of their last packets, without those that do not exist. Neighbours of the same worker are read
+    /// between two of its passes.
     pub fn qp_statuses(&self, qps: &[QpIndex]) -> Vec<QpStatus> {
         if self.is_one() {
-            return self.engines[0].inspect(|worker| statuses(worker.nic(), qps.iter().copied()));
+            let qps = qps.to_vec();
+            return self.engines[0].inspect(move |worker| statuses(worker.nic(), qps));
         }
         let of_worker = |same: &[QpIndex]| {
             let (worker, (engine, _)) = (same[0].place() >> QP_BITS, self.at(same[0]));
-            let local = same.iter().map(|qp| self.at(*qp).1);
-            let mut found = engine.inspect(|worker| statuses(worker.nic(), local));
+            let local = same.iter().map(|qp| self.at(*qp).1).collect();
+            let mut found = engine.inspect(move |worker| statuses(worker.nic(), local));
             found.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker as u32, qp.handle.index));
             found
         };
@@ -346,8 +349,8 @@ impl Workers {
     }
 }
 
-fn statuses(nic: &Nic, qps: impl Iterator<Item = QpIndex>) -> Vec<QpStatus> {
-    qps.filter_map(|qp| nic.qp_status(qp)).collect()
+fn statuses(nic: &Nic, qps: Vec<QpIndex>) -> Vec<QpStatus> {
+    qps.into_iter().filter_map(|qp| nic.qp_status(qp)).collect()
 }
 
 fn refused() -> Result<Answer, ControlError> {

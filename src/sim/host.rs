@@ -163,7 +163,7 @@ impl Host {
         command: Command,
     ) -> Result<Answer, ControlError> {
         requests
-            .send(Request { command: command.prepare()?, answer: answer.clone() })
+            .send(Request::Command { command: command.prepare()?, answer: answer.clone() })
             .expect("the worker is here");
         loop {
             worker.poll(now);
@@ -185,7 +185,8 @@ impl Host {
     /// Begins a command, which passes execute. The answer may come late.
     #[expect(clippy::missing_panics_doc, reason = "for tests, with one command at a time")]
     pub fn begin(&mut self, command: Command) {
-        let request = Request { command: command.prepare().expect("memory"), answer: self.answers.0.clone() };
+        let request =
+            Request::Command { command: command.prepare().expect("memory"), answer: self.answers.0.clone() };
         self.requests.try_send(request).expect("no other command");
         self.busy = true;
     }

@@ -73,7 +73,8 @@ impl Client {
 
     fn pass(&self) -> usize {
         let engine = self.bench.sides[0].engine();
-        engine.adjust(|worker| worker.poll(engine.now())).expect("no panic").completions
+        let now = engine.now();
+        engine.adjust(move |worker| worker.poll(now)).expect("no panic").completions
     }
 
     fn completed(&self) -> usize {

@@ -177,7 +177,7 @@ fn engine_regions(nic: &Nic, pds: &[PdId]) -> u64 {
     let status = |nic: &roxie_nic::nic::Nic| -> Vec<_> {
         nic.names().into_iter().filter_map(|object| nic.memory_status(object)).collect()
     };
-    let regions = engine.inspect(|worker| status(worker.nic()));
+    let regions = engine.inspect(move |worker| status(worker.nic()));
     let own = regions.iter().filter(|region| pds.contains(&region.pd) && !region.kind.starts_with("window"));
     own.map(|region| region.length).filter(|length| *length != u64::MAX).sum()
 }

@@ -53,15 +53,10 @@ pub(super) struct Shared {
     pub(super) backoff_timer: TimerFd,
     /// The port's descriptors, readable when frames arrive.
     frames: Mutex<Arc<[OwnedFd]>>,
-    /// Number of threads that wait for the worker, without the thread that owns it. The owner lets one of them in before each
-    /// pass.
+    /// Number of threads that wait for the worker, without the thread that owns it. The owner lets them in before a pass.
     waiting: AtomicU32,
     /// True if callers do not run the worker: a thread of the engine does, or [`Engine::step`](super::Engine::step).
     has_owner: bool,
-    /// Number of threads let in; wraps.
-    let_in: AtomicU32,
-    /// The owning thread has let one caller in and waits for the lock: other threads do not take the lock before it.
-    is_its_turn: AtomicBool,
 }
 
 /// The engine is dead: a pass panicked.
@@ -122,8 +117,6 @@ impl Shared {
             frames: Mutex::new(Arc::new([])),
             waiting: AtomicU32::new(0),
             has_owner,
-            let_in: AtomicU32::new(0),
-            is_its_turn: AtomicBool::new(false),
             turns: CombiningLock::new(worker),
         };
         shared.watch_port(shared.lock_to_look().port())?;
@@ -190,31 +183,21 @@ impl Shared {
         self.between(|| self.lock())
     }
 
-    /// Locks between two passes of the thread that owns the worker. One caller is let in between two passes, so neither side
-    /// starves: see [`lock_in_turn`](Self::lock_in_turn).
+    /// Locks between two passes of the thread that owns the worker. That thread waits until the caller unlocks, so only callers that end the
+    /// engine do this. All others send it a [`Visit`](super::Visit).
     fn between<G>(&self, lock: impl Fn() -> G) -> G {
         self.waiting.fetch_add(1, Relaxed);
-        while self.is_its_turn.load(Relaxed) {
-            thread::yield_now();
-        }
         let guard = lock();
-        self.let_in.fetch_add(1, Relaxed);
         self.waiting.fetch_sub(1, Relaxed);
         guard
     }
 
-    /// Locks the worker for the thread that owns it. Lets one waiting caller in first, then comes next, ahead of callers that
-    /// arrived meanwhile; only those that had already found `is_its_turn` false may precede it.
+    /// Locks the worker for the thread that owns it. Lets waiting callers in first.
     pub(super) fn lock_in_turn(&self) -> Result<WorkerGuard<'_>, Dead> {
-        let before = self.let_in.load(Relaxed);
-        let waits = || self.waiting.load(Relaxed) > 0 && self.let_in.load(Relaxed) == before;
-        while waits() && !self.stop.load(Relaxed) {
+        while self.waiting.load(Relaxed) > 0 && !self.stop.load(Relaxed) {
             thread::yield_now();
         }
-        self.is_its_turn.store(true, Relaxed);
-        let turn = self.lock();
-        self.is_its_turn.store(false, Relaxed);
-        turn
+        self.lock()
     }
 
     /// Marks the engine dead after a panic. The first call notifies all waiting threads.

@@ -1,10 +1,9 @@
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
 
 use super::*;
-use crate::Request;
+use crate::{Drive, Engine, Request};
 use roxie_nic::nic::{Command, Nic, NicConfig};
 use roxie_nic::verbs::QpIndex;
 use roxie_port::memory;
@@ -28,7 +27,7 @@ fn pass_carries_out_few_commands() {
     let mut worker = worker_of(waiting);
     let (answer, answers) = bounded(WAITING);
     for _ in 0..WAITING {
-        let request = Request { command: Command::AllocPd, answer: answer.clone() };
+        let request = Request::Command { command: Command::AllocPd, answer: answer.clone() };
         assert!(requests.try_send(request).is_ok());
     }
     let first = worker.poll(Nanos(1)).commands;
@@ -38,31 +37,49 @@ fn pass_carries_out_few_commands() {
     assert_eq!((answers.len(), passes), (WAITING, WAITING / first - 1));
 }
 
-/// Callers and the worker thread make progress while callers lock the worker without a break.
+/// The engine ends although its thread polls without a pause.
 #[test]
-fn callers_and_the_worker_thread_take_turns() {
-    const CALLS: u32 = 200;
+fn caller_is_let_in_between_two_passes() {
     let shared = Shared::new(worker(), true, Clock::new()).unwrap();
-    let (over, calls) = (AtomicBool::new(false), [0, 1, 2].map(|_| AtomicU32::new(0)));
-    let until = Instant::now() + Duration::from_secs(10);
+    let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        for calls in &calls {
-            scope.spawn(|| {
-                while !over.load(Relaxed) {
-                    drop(shared.lock_between().unwrap());
-                    calls.fetch_add(1, Relaxed);
-                }
-            });
-        }
-        let is_through = || calls.iter().all(|calls| calls.load(Relaxed) >= CALLS);
-        let mut turns = 0;
-        while (turns < CALLS || !is_through()) && Instant::now() < until {
+        scope.spawn(|| {
+            for _ in 0..200 {
+                drop(shared.lock_between().unwrap());
+            }
+            over.store(true, Relaxed);
+        });
+        let until = Instant::now() + Duration::from_secs(10);
+        while !over.load(Relaxed) && Instant::now() < until {
             drop(shared.lock_in_turn().unwrap());
-            turns += 1;
         }
-        over.store(true, Relaxed);
-        assert!(turns >= CALLS && is_through(), "{turns} turns, {calls:?}");
+        assert!(over.load(Relaxed));
     });
+}
+
+/// A thread that is not scheduled must not hold the worker up: it is never waited for.
+#[test]
+fn owner_of_the_worker_runs_looks_and_changes() {
+    let end = memory::MemoryConfig::default();
+    let (port, _) = memory::pair(end.clone(), end);
+    let drive = Drive::Thread { core: None, spin: Nanos(1_000) };
+    let engine = Engine::start(NicConfig::default(), Box::new(port), drive).unwrap();
+    let thread = || thread::current().name().map(str::to_owned);
+    assert_eq!(engine.inspect(move |_| thread()).as_deref(), Some("roxie-worker"));
+    assert_eq!(engine.adjust(move |_| thread()).flatten().as_deref(), Some("roxie-worker"));
+}
+
+#[test]
+fn dead_engine_is_looked_at_and_not_changed() {
+    let end = memory::MemoryConfig::default();
+    let (port, _) = memory::pair(end.clone(), end);
+    let drive = Drive::Thread { core: None, spin: Nanos(1_000) };
+    let engine = Engine::start(NicConfig::default(), Box::new(port), drive).unwrap();
+    let panics =
+        thread::scope(|scope| scope.spawn(|| engine.adjust(|_| -> u32 { panic!("planted") })).join());
+    assert!(panics.is_err() && engine.is_dead());
+    assert_eq!(engine.inspect(|worker| worker.nic().objects().qps), 0);
+    assert_eq!(engine.adjust(|_| 1), None);
 }
 
 /// Otherwise a post that finds the worker locked by a look would wait for the engine thread.

@@ -112,16 +112,16 @@ impl Nic {
         }
     }
 
-    /// Checks that no object here uses what the command removes.
+    /// Checks that no other object here uses an object, which is to be removed.
     ///
     /// # Errors
     /// If one does.
-    pub fn check_unused(&self, command: &Command) -> Result<(), ControlError> {
-        match command.takes_away() {
-            Some(Object::Pd(pd)) => self.pds.check_unused(pd),
-            Some(Object::Cq(cq)) => self.cqs.check_unused(cq),
-            Some(Object::Srq(srq)) => self.srqs.check_unused(srq),
-            Some(Object::Xrcd(xrcd)) => self.srqs.check_xrcd_unused(xrcd),
+    pub fn check_unused(&self, object: Object) -> Result<(), ControlError> {
+        match object {
+            Object::Pd(pd) => self.pds.check_unused(pd),
+            Object::Cq(cq) => self.cqs.check_unused(cq),
+            Object::Srq(srq) => self.srqs.check_unused(srq),
+            Object::Xrcd(xrcd) => self.srqs.check_xrcd_unused(xrcd),
             _ => Ok(()),
         }
     }

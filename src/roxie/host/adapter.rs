@@ -12,7 +12,7 @@ use super::snapshot::{MrEntry, PassDurations, QpEntry, Snapshot};
 use crate::remote::{Attachment, polling};
 use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::time::Nanos;
-use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
+use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker, Workers};
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Nic, Object, QpStatus};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
@@ -181,7 +181,7 @@ impl Adapter {
 
     pub(super) fn raise(&self, event: AsyncEvent) {
         match self {
-            Adapter::Own(workers) => drop(workers.first().adjust(|worker| worker.raise(event))),
+            Adapter::Own(workers) => drop(workers.first().adjust(move |worker| worker.raise(event))),
             Adapter::Shared(nic) => nic.raise(event),
         }
     }
@@ -200,8 +200,9 @@ impl Adapter {
         let now = workers.now();
         let mut failed = 0;
         for engine in workers.all() {
-            let followed =
-                engine.adjust(|worker| worker.follow(now, change)).ok_or(ControlError::DeviceFatal)?;
+            let change = change.clone();
+            let follow = move |worker: &mut Worker| worker.follow(now, &change);
+            let followed = engine.adjust(follow).ok_or(ControlError::DeviceFatal)?;
             let system = |source| DeviceError::System { what: "following a change of the link", source };
             failed += followed.map_err(system)?;
         }
@@ -210,12 +211,12 @@ impl Adapter {
 
     /// Sets the MAC address of the next hop on a VLAN (0: on none), along the route of `key`.
     pub(super) fn set_next_hop(&self, vlan: u16, key: RouteKey, mac: [u8; 6]) {
-        let goes_there = |av: &AddressVector| {
+        let goes_there = move |av: &AddressVector| {
             let route = RouteKey::new(av.sgid.to_ip(), av.dgid.to_ip(), av.traffic_class);
             route == key && av.encapsulation.vlan == vlan
         };
         for engine in self.workers().iter().flat_map(|workers| workers.all()) {
-            engine.adjust(|worker| worker.set_next_hop(goes_there, mac));
+            engine.adjust(move |worker| worker.set_next_hop(goes_there, mac));
         }
     }
 
@@ -268,7 +269,15 @@ impl Adapter {
             Adapter::Own(workers) => {
                 let mut objects = workers.names();
                 objects.retain(|object| others.is_none_or(|others| !others(*object)));
-                snapshot_of(workers, &objects)
+                let passes = workers.first().inspect(|worker| *worker.pass_times());
+                let mut snapshot = Snapshot {
+                    passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
+                    ..snapshot_of(workers, &objects)
+                };
+                for (name, value) in workers.counters() {
+                    *snapshot.counters.entry(name.into()).or_default() += value;
+                }
+                snapshot
             }
             Adapter::Shared(nic) => {
                 nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
@@ -280,30 +289,30 @@ impl Adapter {
 /// Tests whether an object of a NIC belongs to another process, which reports it itself.
 pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
-/// Returns the snapshot of the workers with some QPs, memory regions and memory windows. The caller fills in names.
+/// Returns the snapshot of some QPs, memory regions and memory windows, without counters and passes. The caller fills in names.
 pub fn snapshot_of(workers: &Workers, objects: &[Object]) -> Snapshot {
-    let (engine, counters) = (workers.first(), workers.counters());
-    let (info, passes) = engine.inspect(|worker| (worker.port().info().clone(), *worker.pass_times()));
-    let regions = objects.chunks(PIECE).flat_map(|piece| {
-        let status =
-            |nic: &Nic| piece.iter().filter_map(|object| nic.memory_status(*object)).collect::<Vec<_>>();
+    let engine = workers.first();
+    let memory = objects.iter().filter(|object| matches!(object, Object::Mr(_) | Object::Window(_)));
+    let memory: Vec<Object> = memory.copied().collect();
+    let regions = memory.chunks(PIECE).flat_map(|piece| {
+        let piece = piece.to_vec();
+        let status = move |nic: &Nic| -> Vec<_> {
+            piece.into_iter().filter_map(|object| nic.memory_status(object)).collect()
+        };
         engine.inspect(|worker| status(worker.nic()))
     });
-    let mut snapshot = Snapshot {
+    let info = engine.inspect(|worker| worker.port().info().clone());
+    let mut qps: Vec<_> = statuses_of(workers, objects).iter().map(QpEntry::of).collect();
+    qps.sort_by_key(|qp| qp.qpn);
+    Snapshot {
         interface: info.interface.unwrap_or_default().into(),
         port: info.name.into(),
         mode: info.mode.into(),
         now_ns: engine.now().0,
-        passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
         mrs: regions.map(|region| MrEntry::of(&region)).collect(),
+        qps,
         ..Snapshot::default()
-    };
-    for (name, value) in counters {
-        *snapshot.counters.entry(name.into()).or_default() += value;
     }
-    snapshot.qps = statuses_of(workers, objects).iter().map(QpEntry::of).collect();
-    snapshot.qps.sort_by_key(|qp| qp.qpn);
-    snapshot
 }
 
 /// Returns the statuses of the QPs among some objects.
@@ -316,7 +325,7 @@ pub fn statuses_of(workers: &Workers, objects: &[Object]) -> Vec<QpStatus> {
     qps.chunks(PIECE).flat_map(|piece| workers.qp_statuses(piece)).collect()
 }
 
-/// Number of objects read under one lock: the worker runs in between.
+/// Number of objects read between two passes of the worker.
 const PIECE: usize = 64;
 
 /// The slot of a process among those that share a device. Numbers that the process allocates begin with it.

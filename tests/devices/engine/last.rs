@@ -192,7 +192,7 @@ fn command_does_not_overtake_owed_acknowledgement() {
     let (answer, answered) = crossbeam_channel::bounded(1);
     let request = |command: Command| {
         let command = command.prepare().expect("memory");
-        requests.send(Request { command, answer: answer.clone() }).expect("room");
+        requests.send(Request::Command { command, answer: answer.clone() }).expect("room");
     };
     let mut far_call = |command: Command| {
         request(command);

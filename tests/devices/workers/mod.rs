@@ -344,7 +344,7 @@ fn targets_of_all_workers_find_their_queue() {
     let index = queue.query().unwrap().index;
     let failed = || {
         let mut engines = far.device.workers().unwrap().all().iter();
-        engines.all(|engine| engine.inspect(|worker| worker.nic().srq_status(index).unwrap().failed))
+        engines.all(|engine| engine.inspect(move |worker| worker.nic().srq_status(index).unwrap().failed))
     };
     while !failed() {
         assert!(Instant::now() < until, "{:?}", queue.query());

@@ -200,9 +200,9 @@ impl World {
         panic!("the run does not come to its end");
     }
 
-    fn workers_of_all<T>(&self, look: impl Fn(&roxie::engine::Worker) -> T) -> Vec<T> {
+    fn workers_of_all<T: Send + 'static>(&self, look: fn(&roxie::engine::Worker) -> T) -> Vec<T> {
         let engines = self.ends.iter().flat_map(|end| end.device.workers().expect("its own").all());
-        engines.map(|engine| engine.inspect(&look)).collect()
+        engines.map(|engine| engine.inspect(look)).collect()
     }
 
     /// Runs a pass of a worker. Returns true if it did nothing.
@@ -210,7 +210,7 @@ impl World {
         let engines = self.ends[self.random.below(2)].device.workers().expect("its own").all();
         let engine = &engines[self.random.below(engines.len())];
         let now = self.now;
-        engine.adjust(|worker| worker.poll(now)).expect("no pass panics").is_idle()
+        engine.adjust(move |worker| worker.poll(now)).expect("no pass panics").is_idle()
     }
 
     fn post(&mut self) {

@@ -126,7 +126,7 @@ impl Side {
     }
 
     fn turn(&self, now: Nanos, tells_kept: bool) {
-        self.engine().adjust(|worker| worker.poll(now)).expect("a pass panicked");
+        self.engine().adjust(move |worker| worker.poll(now)).expect("a pass panicked");
         while let Ok(event) = self.raised.try_recv() {
             self.inner.tell_of(Some(event));
         }
