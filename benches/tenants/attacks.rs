@@ -38,12 +38,16 @@ impl HalfProcessor {
         let name = format!("roxie-tenants-{}", std::process::id());
         let first = Path::new("/sys/fs/cgroup/cpu");
         let (group, file, limit) = if first.is_dir() {
-            (first.join(name), "cpu.cfs_quota_us", "50000")
+            (first.join(name), "cpu.cfs_quota_us", "5000")
         } else {
-            (Path::new("/sys/fs/cgroup").join(name), "cpu.max", "50000 100000")
+            (Path::new("/sys/fs/cgroup").join(name), "cpu.max", "5000 10000")
         };
         fs::create_dir(&group)?;
         let group = HalfProcessor(group);
+        // In a period of 100 ms, the usual one, the attacker would take a whole processor for 50 ms at a time.
+        if first.is_dir() {
+            fs::write(group.0.join("cpu.cfs_period_us"), "10000")?;
+        }
         fs::write(group.0.join(file), limit)?;
         Ok(group)
     }

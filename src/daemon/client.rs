@@ -1,6 +1,5 @@
 //! One client: its requests, answered in turn, and its end.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,7 +14,7 @@ use super::owned::{Creation, Owned, Role};
 use super::quota::Quota;
 use super::registry::Registry;
 use roxie::host::HandedOver;
-use roxie::host::inspect::{ClientEntry, PassDurations, Snapshot};
+use roxie::host::inspect::{ClientEntry, Snapshot};
 use roxie::remote::link::{LONGEST_REQUEST, Link};
 use roxie::remote::message::{Refusal, Reply, Request, Response, Welcome};
 use roxie::wire::mad::PRIVILEGED_QKEY;
