@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::site::{Running, Site, compiled};
-use super::{HONEST, HOSTILE, as_user, own};
+use super::{HONEST, as_user, own};
 
 /// The attacks, and what each does.
 pub(super) const ATTACKS: [(&str, &str); 5] = [
@@ -22,6 +22,8 @@ pub(super) const ATTACKS: [(&str, &str); 5] = [
     ("waiters", "18,000 waits for one eventfd"),
     ("snapshots", "six clients that ask for snapshots of 8,000 QPs"),
 ];
+/// User of the first attack. Each has one of its own: the NIC refuses a user whose memory was late for a while, and his next attack with it.
+const FIRST_USER: u32 = 2010;
 /// Duration of a window in seconds, and of the attack around it.
 const WINDOW: u64 = 4;
 /// Time for the attack to begin.
@@ -80,20 +82,30 @@ fn honest(site: &Site, place: &Path, tenant: &str) -> (f64, f64) {
     number(0).zip(number(6)).unwrap_or_else(|| panic!("{ended:?}"))
 }
 
+/// Returns the user of an attack.
+fn user_of(attack: &str) -> u32 {
+    FIRST_USER + (0..).zip(ATTACKS).find(|(_, (name, _))| *name == attack).map_or(0, |(number, _)| number)
+}
+
+/// The users of all attacks.
+pub(super) fn users() -> impl Iterator<Item = u32> {
+    ATTACKS.iter().map(|(name, _)| user_of(name))
+}
+
 /// Starts an attack that lasts for a window.
 fn attack(name: &str, site: &Site, place: &Path, tenant: &str, group: &HalfProcessor) -> Running {
-    let seconds = WINDOW + 2 * BEGIN.as_secs();
+    let (seconds, uid) = (WINDOW + 2 * BEGIN.as_secs(), user_of(name));
     let mut command = match name.strip_prefix("late") {
         Some(ms) => {
             let mut command = Command::new(place.join("roxie"));
             command.args(["run", "--quiet", "--dev", "left", "--port", "nic", "--"]);
-            command.args([tenant, "late", &seconds.to_string(), &HOSTILE.to_string(), ms]);
+            command.args([tenant, "late", &seconds.to_string(), &uid.to_string(), ms]);
             command
         }
         None if name == "snapshots" => {
-            own(place, HOSTILE, &["--snapshots", "left", &(1000 * seconds).to_string()])
+            own(place, uid, &["--snapshots", "left", &(1000 * seconds).to_string()])
         }
-        None => as_user(place, HOSTILE, "left", &format!("{tenant} {name} {seconds}")),
+        None => as_user(place, uid, "left", &format!("{tenant} {name} {seconds}")),
     };
     group.hold(&mut command);
     Running::start(&site.near, command)

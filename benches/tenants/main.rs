@@ -283,7 +283,8 @@ fn main() -> ExitCode {
     fs::copy(std::env::current_exe().expect("this one"), place.path().join("tenants")).expect("a copy");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(place.path(), open).expect("its own");
-    let users = [HONEST[0], HONEST[1], HOSTILE].map(|uid| uid.to_string());
+    let users = [HONEST[0], HONEST[1], HOSTILE].into_iter().chain(attacks::users());
+    let users: Vec<String> = users.map(|uid| uid.to_string()).collect();
     let options: Vec<&str> =
         ["--port", "xdp"].into_iter().chain(users.iter().flat_map(|uid| ["--user", uid.as_str()])).collect();
     let (site, mut nics) = Site::with_nics("bench-tenants", &options);
