@@ -230,11 +230,18 @@ impl Ring {
         self.release(self.next);
     }
 
-    /// Returns the number of filled slots, and of all.
+    /// Returns the number of filled slots, and of all. Processors fill slots almost in order: the number may be off by the processors that fill
+    /// one at this moment.
     pub(super) fn waiting(&self) -> (usize, usize) {
-        let filled = |slot: &usize| self.status(*slot).load(Relaxed) & libc::TP_STATUS_USER != 0;
-        let fresh = (self.next..self.oldest + self.size.slots).take_while(filled).count();
-        (fresh + self.next - self.oldest, self.size.slots)
+        let (mut filled, mut free) = (self.next, self.oldest + self.size.slots);
+        while filled < free {
+            let middle = filled + (free - filled) / 2;
+            match self.status(middle).load(Relaxed) & libc::TP_STATUS_USER {
+                0 => free = middle,
+                _ => filled = middle + 1,
+            }
+        }
+        (filled - self.oldest, self.size.slots)
     }
 
     /// Returns the number of frames that the kernel dropped because no slot was free.
