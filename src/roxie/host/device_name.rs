@@ -21,6 +21,9 @@ pub enum DeviceNameError {
     /// A character that a name cannot have.
     #[error("a name has letters, digits, `_`, `-` and `.`, and none is {0:?}")]
     Character(char),
+    /// The name of another file beside it in `/dev/infiniband`.
+    #[error("{0} is a file of its own in /dev/infiniband: choose another name, such as mlx5_0")]
+    Node(String),
     /// The folder itself, or the one above.
     #[error("`.` and `..` name folders")]
     Folder,
@@ -52,6 +55,12 @@ impl FromStr for DeviceName {
         if [".", ".."].contains(&text) {
             return Err(DeviceNameError::Folder);
         }
+        let is_numbered = |prefix: &str| {
+            text.strip_prefix(prefix).is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        if text == "rdma_cm" || ["uverbs", "umad", "issm"].into_iter().any(is_numbered) {
+            return Err(DeviceNameError::Node(text.into()));
+        }
         Ok(DeviceName(text.into()))
     }
 }
@@ -80,6 +89,9 @@ mod tests {
             [("../mlx5_0", '/'), ("mlx5 0", ' '), ("mlx5\n0", '\n'), ("größe", 'ö'), ("a\0b", '\0')]
         {
             assert_eq!(refused(text), DeviceNameError::Character(character));
+        }
+        for node in ["uverbs0", "uverbs17", "rdma_cm", "umad0"] {
+            assert_eq!(refused(node), DeviceNameError::Node(node.into()));
         }
         assert_eq!((refused("."), refused("..")), (DeviceNameError::Folder, DeviceNameError::Folder));
     }
