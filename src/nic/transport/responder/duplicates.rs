@@ -53,6 +53,10 @@ impl Responder {
         let Some(left) = left.filter(|_| is_there) else { return false };
         let length = u64::from(reth.dma_len);
         if selective && packets == 1 && length == left.min(mtu as u64) {
+            if resource.queued && first >= resource.next {
+                // The packet was not sent yet. A second one would delay what is behind, by its time at a limited rate.
+                return true;
+            }
             resource.again = true;
             return self.answer_part(psn);
         }
