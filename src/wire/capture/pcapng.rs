@@ -190,14 +190,14 @@ impl Section {
         interface: Option<u32>,
     ) -> Result<Packet, CaptureError> {
         let words = (interface, self.u32(body, 4), self.u32(body, 8), self.u32(body, 12), self.u32(body, 16));
-        let (Some(interface), Some(high), Some(low), Some(kept), Some(wire)) = words else {
+        let (Some(interface), Some(high), Some(low), Some(captured), Some(wire)) = words else {
             return Err(source.damaged(format!("a packet block with {} bytes of body", body.len())));
         };
         let packet = Packet {
             interface: self.interface(source, interface)?,
             ticks: Some(u64::from(high) << 32 | u64::from(low)),
             data_at: 20,
-            kept: kept as usize,
+            kept: captured as usize,
             wire_len: wire as usize,
         };
         fits(source, body, packet)
@@ -208,15 +208,19 @@ impl Section {
         let Some(wire) = self.u32(body, 0) else {
             return Err(source.damaged("a simple packet block without a body".into()));
         };
-        let kept = if interface.snap_len == 0 { wire } else { wire.min(interface.snap_len) };
+        let captured = if interface.snap_len == 0 { wire } else { wire.min(interface.snap_len) };
         // A simple packet block has no captured length: it ends with the block at the latest.
-        let kept = (kept as usize).min(body.len() - 4);
-        fits(source, body, Packet { interface, ticks: None, data_at: 4, kept, wire_len: wire as usize })
+        let captured = (captured as usize).min(body.len() - 4);
+        fits(
+            source,
+            body,
+            Packet { interface, ticks: None, data_at: 4, kept: captured, wire_len: wire as usize },
+        )
     }
 
     fn interface<R: Read>(&self, source: &Source<R>, number: u32) -> Result<Interface, CaptureError> {
-        let found = usize::try_from(number).ok().and_then(|i| self.interfaces.get(i));
-        found.copied().ok_or_else(|| {
+        let interface = usize::try_from(number).ok().and_then(|i| self.interfaces.get(i));
+        interface.copied().ok_or_else(|| {
             let known = self.interfaces.len();
             source.damaged(format!("a packet of interface {number} in a section with {known}"))
         })

@@ -109,12 +109,12 @@ impl<W: Write> PcapngWriter<W> {
         self.u32(interface);
         self.u32(u32::from_be_bytes([s0, s1, s2, s3]));
         self.u32(u32::from_be_bytes([s4, s5, s6, s7]));
-        let kept = if self.snap_length == 0 { len } else { len.min(self.snap_length) };
-        self.u32(kept);
+        let captured = if self.snap_length == 0 { len } else { len.min(self.snap_length) };
+        self.u32(captured);
         self.u32(len);
-        let of_a = frame.a.len().min(kept as usize);
+        let of_a = frame.a.len().min(captured as usize);
         self.blocks.extend_from_slice(&frame.a[..of_a]);
-        self.blocks.extend_from_slice(&frame.b[..kept as usize - of_a]);
+        self.blocks.extend_from_slice(&frame.b[..captured as usize - of_a]);
         self.pad();
         let flags: u32 = match direction {
             Direction::In => 1,
