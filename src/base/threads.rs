@@ -99,10 +99,10 @@ mod tests {
     #[test]
     fn thread_blocks_all_signals_its_creator_none() {
         let before = SigSet::thread_get_mask().unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let thread =
-            spawn_unsignalled("quiet", move || tell.send(SigSet::thread_get_mask()).unwrap()).unwrap();
-        let mask = told.recv().unwrap().unwrap();
+            spawn_unsignalled("quiet", move || sender.send(SigSet::thread_get_mask()).unwrap()).unwrap();
+        let mask = receiver.recv().unwrap().unwrap();
         thread.join().unwrap();
         for signal in [nix::sys::signal::Signal::SIGINT, nix::sys::signal::Signal::SIGALRM] {
             assert!(mask.contains(signal));

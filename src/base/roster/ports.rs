@@ -354,8 +354,8 @@ impl Ports {
     }
 
     fn find(&self, slot: u8, name: PortName) -> Result<&BoundPort, Denied> {
-        let found = self.of_slots.get(&slot).and_then(|own| own.get(&name));
-        found.ok_or_else(|| Denied::new(libc::EINVAL, format!("port {} is not bound", name.port)))
+        let binding = self.of_slots.get(&slot).and_then(|own| own.get(&name));
+        binding.ok_or_else(|| Denied::new(libc::EINVAL, format!("port {} is not bound", name.port)))
     }
 
     /// Narrows a binding from all addresses to one of them, which never conflicts.
