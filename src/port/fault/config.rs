@@ -370,8 +370,8 @@ mod tests {
             ("dir=up", ["`up` is no direction", "dir=both"]),
             ("up.drop=0.1", ["`up.drop` is no fault", "rx."]),
         ] {
-            let said = FaultConfig::parse(text).unwrap_err().to_string();
-            assert!(parts.iter().all(|part| said.contains(part)), "{text}: {said}");
+            let message = FaultConfig::parse(text).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| message.contains(part)), "{text}: {message}");
         }
     }
 }

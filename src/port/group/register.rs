@@ -143,9 +143,9 @@ impl Register {
 
     /// True if another process, or another member of this process, has the slot and lives.
     pub(super) fn is_occupied(&self, slot: u8) -> io::Result<bool> {
-        let mut found = region(libc::F_WRLCK, 1 + i64::from(slot));
-        fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found))?;
-        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+        let mut lock = region(libc::F_WRLCK, 1 + i64::from(slot));
+        fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+        Ok(i32::from(lock.l_type) != libc::F_UNLCK)
     }
 
     fn hold(&self) -> io::Result<()> {
@@ -298,9 +298,9 @@ mod tests {
             bytes.extend(text.as_bytes());
             register.file.write_all_at(&bytes, 0).unwrap();
             for error in [register.read().unwrap_err(), register.with(|_| ()).unwrap_err()] {
-                let said = error.to_string();
-                assert!(said.contains(&format!("version {form} of the group protocol")), "{said}");
-                assert!(said.contains(older), "{said}");
+                let message = error.to_string();
+                assert!(message.contains(&format!("version {form} of the group protocol")), "{message}");
+                assert!(message.contains(older), "{message}");
             }
         }
     }

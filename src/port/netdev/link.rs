@@ -56,18 +56,18 @@ impl Links {
         queues: u32,
     ) -> Result<(), NetdevError> {
         let counts = [LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
-        let mut far = LinkMessage::default();
-        far.attributes.push(LinkAttribute::IfName(peer.to_owned()));
-        far.attributes.push(LinkAttribute::NetNsFd(peer_ns.as_fd().as_raw_fd()));
-        far.attributes.extend(counts.clone());
-        let mut near = LinkMessage::default();
-        near.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        near.attributes.extend(counts);
-        near.attributes.push(LinkAttribute::LinkInfo(vec![
+        let mut remote = LinkMessage::default();
+        remote.attributes.push(LinkAttribute::IfName(peer.to_owned()));
+        remote.attributes.push(LinkAttribute::NetNsFd(peer_ns.as_fd().as_raw_fd()));
+        remote.attributes.extend(counts.clone());
+        let mut local = LinkMessage::default();
+        local.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        local.attributes.extend(counts);
+        local.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
-            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(far))),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(remote))),
         ]));
-        self.create(format!("create veth pair {name} - {peer}"), near)
+        self.create(format!("create veth pair {name} - {peer}"), local)
     }
 
     /// Makes a bridge.
@@ -213,8 +213,8 @@ impl Links {
     fn index(&mut self, name: &str) -> Result<u32, NetdevError> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        let found = self.netlink.request(RouteNetlinkMessage::GetLink(message), 0);
-        match found {
+        let reply = self.netlink.request(RouteNetlinkMessage::GetLink(message), 0);
+        match reply {
             Ok(answers) => answers
                 .iter()
                 .find_map(|a| match a {

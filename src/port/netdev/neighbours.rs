@@ -222,8 +222,8 @@ impl Neighbours {
     ///
     /// Resolves again a neighbour that the kernel has forgotten (`ip neigh flush`, a link that was down).
     pub fn poll(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
-        let Some(told) = self.drain(interface.index) else { return Vec::new() };
-        self.refresh(interface, |next_hop| told.as_ref().is_none_or(|told| told.contains(&next_hop)))
+        let Some(changed) = self.drain(interface.index) else { return Vec::new() };
+        self.refresh(interface, |next_hop| changed.as_ref().is_none_or(|changed| changed.contains(&next_hop)))
     }
 
     /// As [`Neighbours::poll`], for every neighbour: use after the link was down or the interface changed.
@@ -271,9 +271,9 @@ impl Neighbours {
     fn remember(&self, interface: &Interface, path: Path) {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
-        let left = known.remember(path);
+        let released = known.remember(path);
         drop(known);
-        for next_hop in left {
+        for next_hop in released {
             // If the kernel refuses, it keeps one neighbour too many.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
@@ -283,22 +283,24 @@ impl Neighbours {
     fn drain(&self, index: u32) -> Option<Option<Vec<IpAddr>>> {
         let mut news = false;
         let mut lost = false;
-        let mut told = Vec::new();
+        let mut changed = Vec::new();
         loop {
             match self.events.recv_from_full() {
                 Ok((datagram, _)) => {
                     news = true;
-                    told.extend(messages(&datagram).flatten().filter_map(|message| match message.payload {
-                        NetlinkPayload::InnerMessage(inner) => subject(&inner, index),
-                        _ => None,
-                    }));
+                    changed.extend(messages(&datagram).flatten().filter_map(
+                        |message| match message.payload {
+                            NetlinkPayload::InnerMessage(inner) => subject(&inner, index),
+                            _ => None,
+                        },
+                    ));
                 }
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
         }
-        (news || lost).then(|| (!lost).then_some(told))
+        (news || lost).then(|| (!lost).then_some(changed))
     }
 
     fn netlink(&self) -> MutexGuard<'_, Netlink> {
@@ -312,13 +314,13 @@ impl Known {
     fn remember(&mut self, path: Path) -> Vec<IpAddr> {
         let old = self.paths.iter().position(|known| known.key == path.key);
         let mut path = path;
-        let mut left = Vec::new();
+        let mut released = Vec::new();
         if let Some(old) = old.map(|at| self.paths.remove(at)) {
             path.unsolicited &= old.unsolicited;
             if old.next_hop == path.next_hop {
                 path.ours |= old.ours;
             } else {
-                left.extend(self.remove_path(&old));
+                released.extend(self.remove_path(&old));
             }
         }
         let (unsolicited, most) = (path.unsolicited, MOST[usize::from(path.unsolicited)]);
@@ -328,9 +330,9 @@ impl Known {
             && let Some(oldest) = self.paths.iter().position(|known| known.unsolicited == unsolicited)
         {
             let oldest = self.paths.remove(oldest);
-            left.extend(self.remove_path(&oldest));
+            released.extend(self.remove_path(&oldest));
         }
-        left
+        released
     }
 
     /// Returns a removed path's neighbour, if it was managed for us and no other path uses it.
@@ -448,8 +450,8 @@ mod tests {
         known.remember(path(1, 1, true, true));
         known.remember(path(2, 2, true, true));
         let remote = 10_000..10_000 + MOST[1] as u32;
-        let left: Vec<_> = remote.flat_map(|n| known.remember(path(n, n, true, true))).collect();
-        assert_eq!(left, [ip(2)], "only the oldest unsolicited path");
+        let released: Vec<_> = remote.flat_map(|n| known.remember(path(n, n, true, true))).collect();
+        assert_eq!(released, [ip(2)], "only the oldest unsolicited path");
         assert!(known.paths.iter().any(|path| path.key.destination == ip(1)));
         assert_eq!(known.paths.len(), 1 + MOST[1]);
     }

@@ -402,9 +402,9 @@ impl Receiver {
     /// Ends the burst, and returns the slots that it used up.
     pub(super) fn release(&mut self) {
         self.burst.clear();
-        let kept = self.train.as_ref().map(|train| train.place);
+        let held = self.train.as_ref().map(|train| train.place);
         for (i, ring) in self.rings.iter_mut().enumerate() {
-            match kept {
+            match held {
                 Some(Place::Slot(of, slot)) if of == i => ring.release(slot),
                 _ => ring.release_all(),
             }

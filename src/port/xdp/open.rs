@@ -208,8 +208,8 @@ fn bind_all(
                 Err(e) => {
                     // Without zero-copy support, both its variants fail alike: one line suffices.
                     let reason = format!("{}: {}", options.name(), short(&e));
-                    let said = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
-                    if !(said && options.zero_copy) {
+                    let is_repeated = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
+                    if !(is_repeated && options.zero_copy) {
                         tried.push(reason);
                     }
                     continue 'candidates;

@@ -462,9 +462,9 @@ impl Queue {
             self.tx_kernel += put;
             self.pending.drain(..put);
         }
-        let mut left = self.on_tx_ring();
-        self.tx_left = left;
-        while left > 0 && (self.copy_mode || self.tx.needs_wakeup()) {
+        let mut remaining = self.on_tx_ring();
+        self.tx_left = remaining;
+        while remaining > 0 && (self.copy_mode || self.tx.needs_wakeup()) {
             self.counters.tx_kicks += 1;
             match send(self.tx.fd().as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
                 // A zero-copy driver continues by itself; one kick is enough.
@@ -486,13 +486,13 @@ impl Queue {
                 }
             }
             let now = self.on_tx_ring();
-            if now == left {
+            if now == remaining {
                 self.counters.tx_busy += 1;
                 break; // no progress: retry at the next flush
             }
-            (left, self.is_down) = (now, false);
+            (remaining, self.is_down) = (now, false);
         }
-        self.tx_left = left;
+        self.tx_left = remaining;
         if self.tx_kernel > 0 {
             self.complete();
         }

@@ -198,8 +198,8 @@ impl Steering {
         let on_vlans = self.vlans.iter().map(|(ip, _)| key(*ip));
         let wanted: HashSet<[u8; 16]> = own.iter().copied().chain(on_vlans).collect();
         // `steered` mirrors the map at every moment, so that the next call completes a change that failed halfway.
-        let gone: Vec<_> = self.steered.difference(&wanted).copied().collect();
-        for key in gone {
+        let removed: Vec<_> = self.steered.difference(&wanted).copied().collect();
+        for key in removed {
             match self.addresses.remove(&key) {
                 Ok(()) | Err(MapError::KeyNotFound) => self.steered.remove(&key),
                 Err(e) => return Err(refused(e)),
@@ -299,11 +299,11 @@ const LOG_LINES: usize = 4;
 fn not_loaded(error: ProgramError) -> XdpError {
     let ProgramError::LoadError { io_error, verifier_log } = &error else { return refused(error) };
     let log = verifier_log.to_string();
-    let said: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if said.is_empty() {
+    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() {
         return refused(error);
     }
-    let end = said[said.len().saturating_sub(LOG_LINES)..].join(" | ");
+    let end = lines[lines.len().saturating_sub(LOG_LINES)..].join(" | ");
     let remedy = if io_error.kind() == io::ErrorKind::PermissionDenied {
         ". Without CAP_PERFMON the verifier allows less: give it to the program as well, or use the udp port"
     } else {

@@ -203,7 +203,7 @@ impl Sender {
     fn empty_outbox(&mut self, socket: usize) -> bool {
         let mut first = 0;
         // The train before which an earlier datagram's error was reported.
-        let mut told = None;
+        let mut reported = None;
         while first < self.boxed.len() {
             self.counts.calls += 1;
             let fd = self.sockets[socket].socket.as_fd();
@@ -225,7 +225,7 @@ impl Sender {
                 }
                 // With `IP_RECVERR` on, a call may report an earlier datagram's ICMP error, and has then sent nothing.
                 // Retry once.
-                Err(error) if told != Some(first) && is_of_icmp(&error) => told = Some(first),
+                Err(error) if reported != Some(first) && is_of_icmp(&error) => reported = Some(first),
                 Err(error) => {
                     // The error concerns the first train of the call.
                     let t = self.boxed[first];
