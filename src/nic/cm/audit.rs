@@ -31,7 +31,7 @@ impl Manager {
             let key = connection.connected_key().filter(|_| connection.state != State::TimeWait);
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
-        let asking = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
+        let unanswered = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
         let mut examined = BTreeMap::new();
         let is_open = |c: &&Connection| c.suspicion.as_ref().is_some_and(|suspicion| suspicion.is_open());
         for connection in all.iter().map(|(_, connection)| *connection).filter(is_open) {
@@ -45,7 +45,9 @@ impl Manager {
             .or_else(|| differ("connections by the peer's names", &self.by_remote, &by_remote))
             .or_else(|| differ("connections by the peer's QPs", &self.by_peer_qp, &by_peer_qp))
             .or_else(|| differ("requests in backlogs", &self.listeners.pending(&pending), &pending))
-            .or_else(|| differ("connections that wait for a first answer", &self.asking, &(asking as u32)))
+            .or_else(|| {
+                differ("connections that wait for a first answer", &self.asking, &(unanswered as u32))
+            })
             .or_else(|| differ("examined connections by address", open_by_address, &examined))
             .or_else(|| differ("connections that are examined", &open, &examined_in_all))
             .or_else(|| differ("answered requests that are in a backlog", &waits, &0))

@@ -228,9 +228,9 @@ impl Manager {
         }
         suspicion.asked = (suspicion.asked + 1).min(STEPS.len());
         let step = suspicion.asked;
-        let asks = step < STEPS.len();
+        let queries_peer = step < STEPS.len();
         let (qpn, since) = (connection.local_qpn, suspicion.since);
-        self.examinations.push_back(Examination { id, qpn, asks, step, since });
+        self.examinations.push_back(Examination { id, qpn, asks: queries_peer, step, since });
         // A manager that is late gives the peer as much time for each answer.
         if let Some(next) = STEPS.get(step) {
             self.set_timer(id, now + (*next - STEPS[step - 1]));

@@ -134,14 +134,14 @@ impl Listeners {
         let most = entry.by_address.values().copied().max().unwrap_or_default();
         let least = entry.waiting.iter().map(|waiting| waiting.urgency).min().unwrap_or_default();
         let mut waiting = entry.waiting.iter();
-        let found = if most > places(&address) + 1 {
+        let victim = if most > places(&address) + 1 {
             waiting.find(|waiting| places(&waiting.address) == most)
         } else if least < place.urgency {
             waiting.find(|waiting| waiting.urgency == least)
         } else {
             waiting.find(|waiting| waiting.urgency <= place.urgency && waiting.since + YOUNG <= now)
         };
-        found.map(|waiting| Some(waiting.id)).ok_or(())
+        victim.map(|waiting| Some(waiting.id)).ok_or(())
     }
 
     /// Adds a request to the backlog of a listener.
@@ -164,10 +164,11 @@ impl Listeners {
 
     /// Returns the number of pending requests of each listener. Numbers of removed listeners are copied from `counted`.
     pub(super) fn pending(&self, counted: &BTreeMap<Listener, u32>) -> BTreeMap<Listener, u32> {
-        let gone = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
-        let kept = self.by_service.values().flatten().filter(|entry| !entry.waiting.is_empty());
-        kept.map(|entry| (entry.name, entry.by_address.values().sum()))
-            .chain(gone.map(|(name, count)| (*name, *count)))
+        let without_listener = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
+        let with_waiting = self.by_service.values().flatten().filter(|entry| !entry.waiting.is_empty());
+        with_waiting
+            .map(|entry| (entry.name, entry.by_address.values().sum()))
+            .chain(without_listener.map(|(name, count)| (*name, *count)))
             .collect()
     }
 

@@ -467,11 +467,11 @@ impl Manager {
     /// # Errors
     /// If the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
-        let (limit, asks) = (self.table.limit(), connection.state.is_asking());
+        let (limit, awaits_answer) = (self.table.limit(), connection.state.is_asking());
         let half_open = connection.is_half_open().then_some(connection.route.remote);
         let (address, since, place) = (connection.route.remote, connection.arrived, connection.place);
         let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
-        self.asking += u32::from(asks);
+        self.asking += u32::from(awaits_answer);
         if let Some(address) = half_open {
             self.count_half_open(address, true);
         }

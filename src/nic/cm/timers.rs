@@ -52,11 +52,12 @@ impl Manager {
             self.send_again(id, kind);
             return self.wait_on(now, id);
         }
-        let asked = connection.max_retries.saturating_sub(connection.retries_left);
+        let transmissions = connection.max_retries.saturating_sub(connection.retries_left);
         // Does not apply to SIDR_REQ: a slow host has no message to announce a delay.
-        let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
+        let (waits, answered) = (connection.state == State::ReqSent, connection.heard);
         let remote = connection.route.remote;
-        let unknown = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
+        let unknown =
+            waits && transmissions >= self.config.silent_retries && !answered && !self.knows(remote);
         let Some(connection) = self.table.get_mut(id) else { return };
         let silent = unknown || connection.has_last_message();
         if connection.retries_left > 0 && !silent {

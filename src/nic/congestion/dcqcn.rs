@@ -235,9 +235,9 @@ impl Dcqcn {
         if clamp {
             self.target = self.current;
         }
-        let left = (1.0 - self.alpha * self.parameters.cut).max(self.parameters.left);
+        let factor = (1.0 - self.alpha * self.parameters.cut).max(self.parameters.left);
         // Rounding must not raise the rate.
-        self.current = (self.current * left).max(self.parameters.lowest).min(self.current);
+        self.current = (self.current * factor).max(self.parameters.lowest).min(self.current);
     }
 }
 

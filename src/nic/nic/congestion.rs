@@ -76,12 +76,12 @@ impl Congestion {
 
     /// True if data along this path is ECN-capable by configuration, and the application has not set the ECN bits.
     fn marks(&self, av: &AddressVector) -> bool {
-        let asked = match self.ecn {
+        let is_marked = match self.ecn {
             EcnPolicy::Off => false,
             EcnPolicy::On => true,
             EcnPolicy::Dscp(set) => set & 1 << (av.traffic_class >> 2) != 0,
         };
-        asked && av.traffic_class & 3 == 0
+        is_marked && av.traffic_class & 3 == 0
     }
 }
 
@@ -179,7 +179,7 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
     if operation == Operation::ReadResponse && PlantedBug::MarkedResponsesAreSilent.is() {
         return false;
     }
-    let may_come = match verdict {
+    let is_plausible = match verdict {
         Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
         // Responses to outstanding requests.
         Verdict::Stale | Verdict::GoBack(_) | Verdict::Selective { .. } | Verdict::Early { .. } => true,
@@ -189,7 +189,7 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
         _ => PlantedBug::NotifiesOfStrangers.is(),
     };
     let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-    speaks && may_come && answers && entry.qp.qp_type.is_connected()
+    speaks && is_plausible && answers && entry.qp.qp_type.is_connected()
 }
 
 #[cfg(test)]

@@ -480,10 +480,10 @@ impl Parking {
         qps.iter().find_map(|(index, entry)| {
             let qp = QpIndex(index);
             let waits = entry.parked.as_ref().map_or(0, |parked| parked.batches);
-            let found = listed.iter().filter(|listed| **listed == qp).count();
+            let listings = listed.iter().filter(|listed| **listed == qp).count();
             let is_released = waits > 0 || entry.parked.is_none() || self.released.contains(&qp);
-            (waits != found || !is_released)
-                .then(|| format!("QP {} waits for {waits} batches, and {found} list it", entry.qp.qpn))
+            (waits != listings || !is_released)
+                .then(|| format!("QP {} waits for {waits} batches, and {listings} list it", entry.qp.qpn))
         })
     }
 }

@@ -53,21 +53,21 @@ mod tests {
         let config = CongestionConfig { classes, line_rate, ..CongestionConfig::default() };
         nic.execute(Nanos::ZERO, Command::SetCongestion(Box::new(config))).expect("carried out");
         assert!(nic.sends_pauses());
-        let mut say = |us, waiting| {
+        let mut sent = |us, waiting| {
             let (now, ring) = (Nanos::from_micros(us), (waiting, 100));
             let control = nic.neighbour_should(now, ring, 1514)?;
             nic.has_told(now, control);
             MacControl::parse(&Frame::whole(&control.build([2; 6])))
         };
         let pfc = |time| Some(MacControl::Pfc { enable: 0x18, quanta: [0, 0, 0, time, time, 0, 0, 0] });
-        assert_eq!(say(0, 49), None);
-        assert_eq!(say(1, 50), pfc(0xffff));
-        assert_eq!(say(2, 90), None, "the pause is still in force");
+        assert_eq!(sent(0, 49), None);
+        assert_eq!(sent(1, 50), pfc(0xffff));
+        assert_eq!(sent(2, 90), None, "the pause is still in force");
         // 65,535 quanta at 1 Gb/s are 33.6 ms.
-        assert_eq!(say(16_000, 90), None);
-        assert_eq!(say(17_000, 30), pfc(0xffff), "before the pause ends");
-        assert_eq!(say(17_001, 25), pfc(0));
-        assert_eq!(say(17_002, 49), None);
+        assert_eq!(sent(16_000, 90), None);
+        assert_eq!(sent(17_000, 30), pfc(0xffff), "before the pause ends");
+        assert_eq!(sent(17_001, 25), pfc(0));
+        assert_eq!(sent(17_002, 49), None);
     }
 
     /// A paused neighbour sends nothing, so the ring must be checked by a timer.

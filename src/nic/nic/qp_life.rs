@@ -223,8 +223,8 @@ impl Nic {
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return Ok(Answer::Done) };
         // A reset QP has lost its shared rate.
-        let begins_anew = next == QpState::Reset && entry.share.is_some();
-        if attr.av.is_some() || attr.rate_limit.is_some() || begins_anew {
+        let is_reset = next == QpState::Reset && entry.share.is_some();
+        if attr.av.is_some() || attr.rate_limit.is_some() || is_reset {
             self.reclassify(index);
             self.apply_control(now, index);
         }

@@ -276,8 +276,8 @@ impl<T> NumberedTable<T> {
     #[inline(always)]
     pub(super) fn find_mut(&mut self, number: u32) -> Option<(u32, &mut T)> {
         let place = self.decode(number)?;
-        let found = self.table.get_mut(place).filter(|found| found.number == number)?;
-        Some((found.name, &mut found.value))
+        let entry = self.table.get_mut(place).filter(|entry| entry.number == number)?;
+        Some((entry.name, &mut entry.value))
     }
 
     pub(super) fn remove(&mut self, name: u32) -> Option<T> {

@@ -283,11 +283,11 @@ impl CompletionRing {
     /// How many wait, if the other ring does not hold as many; nothing has changed then.
     pub fn begin_move(&self, to: CompletionRing) -> Result<Move, u32> {
         let first = self.word(CONSUMER).load(Acquire);
-        let left = self.word(PRODUCER).load(Acquire).wrapping_sub(first);
-        if to.capacity < left {
-            return Err(left.try_into().unwrap_or(u32::MAX));
+        let remaining = self.word(PRODUCER).load(Acquire).wrapping_sub(first);
+        if to.capacity < remaining {
+            return Err(remaining.try_into().unwrap_or(u32::MAX));
         }
-        Ok(Move { to, first, left, moved: 0 })
+        Ok(Move { to, first, left: remaining, moved: 0 })
     }
 
     /// The application's side: the numbers of completions polled and published since the queue was made.
@@ -399,8 +399,8 @@ impl Move {
             return Ok(false);
         }
         self.to.word(PRODUCER).store(self.moved, Release);
-        let told = from.word(TOLD).load(Relaxed).saturating_sub(self.first);
-        self.to.word(TOLD).store(told, Relaxed);
+        let notified = from.word(TOLD).load(Relaxed).saturating_sub(self.first);
+        self.to.word(TOLD).store(notified, Relaxed);
         self.to.word(ARMED).store(from.word(ARMED).load(Acquire), Release);
         self.to.word(EVENTS).store(from.word(EVENTS).load(Acquire), Release);
         result

@@ -311,13 +311,13 @@ mod record {
 
         /// Records the verdict of a received packet.
         pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
-            let (Some(found), Some(service)) = (found(packet, verdict), qp.service) else { return };
+            let (Some(result), Some(service)) = (found(packet, verdict), qp.service) else { return };
             let source = match (qp.qp_type, qp.shares_receives) {
                 (QpType::XrcRecv, _) => Source::Named,
                 (_, true) => Source::Shared,
                 (_, false) => Source::Own,
             };
-            let receipt = Receipt { service, source, found };
+            let receipt = Receipt { service, source, found: result };
             note(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
         }
 

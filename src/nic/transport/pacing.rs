@@ -195,8 +195,9 @@ impl Pacing {
         pace.share = share.cloned();
         let same_line = std::mem::replace(&mut pace.line_rate, line_rate) == line_rate;
         pace.limit = limit;
-        let kept = same_line && pace.control.as_mut().is_some_and(|kept| kept.set(now, control));
-        if !kept {
+        let is_adjusted =
+            same_line && pace.control.as_mut().is_some_and(|is_adjusted| is_adjusted.set(now, control));
+        if !is_adjusted {
             pace.control = control.control(line_rate, now);
         }
         let most = if PlantedBug::BurstsWithoutBound.is() { u32::MAX } else { bursts.max_burst };
@@ -292,7 +293,7 @@ impl Pacing {
     pub(super) fn acknowledged(&mut self, now: Nanos, arrived: Nanos, arrival: &Arrival) {
         let Some(pace) = &mut self.pace else { return };
         pace.unnotified.acknowledged(arrival.under_way);
-        let Some((psn, left)) = pace.probe else { return };
+        let Some((psn, sent_at)) = pace.probe else { return };
         if !psn.is_before(arrival.una) {
             return;
         }
@@ -302,7 +303,7 @@ impl Pacing {
         if arrival.is_going_back {
             return;
         }
-        let sample = Sample { round_trip: arrived.since(left), bytes: u64::from(packets) * arrival.mtu };
+        let sample = Sample { round_trip: arrived.since(sent_at), bytes: u64::from(packets) * arrival.mtu };
         if let Some(control) = &mut pace.control
             && control.acknowledged(now, sample)
         {

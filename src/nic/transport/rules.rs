@@ -24,8 +24,8 @@ impl Segment {
     #[inline(always)]
     pub(super) fn of(length: u64, k: u32, mtu: u64) -> Segment {
         let offset = u64::from(k) * mtu;
-        let left = length - offset;
-        Segment { offset, length: left.min(mtu) as u16, first: k == 0, last: left <= mtu }
+        let remaining = length - offset;
+        Segment { offset, length: remaining.min(mtu) as u16, first: k == 0, last: remaining <= mtu }
     }
 
     /// Returns the opcode of a SEND or WRITE packet without immediate and invalidation, of RC.
@@ -80,8 +80,8 @@ pub(super) fn response_fits(position: Position, k: u32, asked_from: u32, last: b
 
 /// True if `length` bytes are those of response packet `k` of this READ. `mtu` in bytes.
 pub(super) fn is_packet_of(wqe: &Wqe, k: u32, length: usize, mtu: usize) -> bool {
-    let left = wqe.length().saturating_sub(u64::from(k) * mtu as u64);
-    wqe.wr.opcode == WrOpcode::Read && length as u64 == left.min(mtu as u64)
+    let remaining = wqe.length().saturating_sub(u64::from(k) * mtu as u64);
+    wqe.wr.opcode == WrOpcode::Read && length as u64 == remaining.min(mtu as u64)
 }
 
 /// True if a SEND or WRITE packet has the length that its position asks for. A LAST packet may be empty here.

@@ -44,8 +44,8 @@ impl Translation {
         let place = offset.checked_add(self.first.into())?;
         let page = *self.pages.get(usize::try_from(place >> self.shift).ok()?)?;
         let within = place & ((1 << self.shift) - 1);
-        let left = (1u64 << self.shift) - within;
-        Some(Piece { offset: page + within, length: length.min(left.try_into().unwrap_or(usize::MAX)) })
+        let remaining = (1u64 << self.shift) - within;
+        Some(Piece { offset: page + within, length: length.min(remaining.try_into().unwrap_or(usize::MAX)) })
     }
 }
 

@@ -415,9 +415,9 @@ impl MemoryTable {
 
     /// Returns the generation of a key; `None` if the key does not belong to this index.
     fn generation_of(&self, index: u16, key: u32) -> Option<u16> {
-        let (found, low) = self.permutation.decode(key >> 8);
+        let (decoded, low) = self.permutation.decode(key >> 8);
         let high = key as u8 ^ index as u8;
-        (found == index).then(|| u16::from(high) << 8 | low)
+        (decoded == index).then(|| u16::from(high) << 8 | low)
     }
 
     /// Allocates an entry that grants nothing. Returns `None` if the table is full.

@@ -104,12 +104,12 @@ impl Qp {
     /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::read_response_left`].
     pub(crate) fn next_read_response(&self, memory: &MemoryTable) -> Option<ReadResponse> {
         let has_request = self.requester.may_send_requests(&self.context) || self.requester.asks_peer();
-        let request_goes_first = self.turns.request_precedes(self.responder.front(), false) && has_request;
+        let request_precedes = self.turns.request_precedes(self.responder.front(), false) && has_request;
         let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
             && !self.pacing().is_on()
             && !self.attributes().end_to_end_credits;
-        if !is_eligible || request_goes_first || PlantedBug::is_any() {
+        if !is_eligible || request_precedes || PlantedBug::is_any() {
             return None;
         }
         self.responder.next_read_response(&self.context, memory)

@@ -125,8 +125,8 @@ impl Qp {
 
     fn reset(&mut self) {
         self.context.enter(QpState::Reset);
-        let kept = std::mem::take(self.context.attributes_mut());
-        self.configure(kept.mig_req, kept.end_to_end_credits);
+        let attributes = std::mem::take(self.context.attributes_mut());
+        self.configure(attributes.mig_req, attributes.end_to_end_credits);
         (self.template, self.ends) = (None, None);
         //= IBTA 10.3.1.1: reset-forgets
         self.requester.reset();

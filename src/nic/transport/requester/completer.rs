@@ -193,8 +193,8 @@ impl Requester {
         if is_new && self.scoreboard.as_mut().is_some_and(|board| board.note_response(psn)) {
             self.skip_received();
         }
-        let kept = is_new || known && positive(packet);
-        Some(Verdict::Early { expected: self.window.una(), kept })
+        let is_placed = is_new || known && positive(packet);
+        Some(Verdict::Early { expected: self.window.una(), kept: is_placed })
     }
 
     /// Moves `una` over responses that came early and are due now, and over what was answered behind them.

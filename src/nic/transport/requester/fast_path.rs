@@ -113,7 +113,7 @@ impl Requester {
         }
         let mtu = qp.mtu() as u64;
         let offset = u64::from(k) * mtu;
-        let left = wqe.length().checked_sub(offset)?;
+        let remaining = wqe.length().checked_sub(offset)?;
         let position = match bth.opcode {
             Opcode::RC_READ_RESPONSE_FIRST => Position::First,
             Opcode::RC_READ_RESPONSE_MIDDLE => Position::Middle,
@@ -124,7 +124,7 @@ impl Requester {
         let is_last = k + 1 == wqe.packets;
         let fits = response_fits(position, k, wqe.asked_from, is_last);
         let is_positive = packet.aeth().is_none_or(|aeth| matches!(aeth.kind(), Syndrome::Ack { .. }));
-        if !fits || !is_positive || length == 0 || length != left.min(mtu) {
+        if !fits || !is_positive || length == 0 || length != remaining.min(mtu) {
             return None;
         }
         //= IBTA 10.6.3.1: local-writing-needs-a-right

@@ -109,8 +109,13 @@ impl Requester {
         let window_full = in_flight >= window && !is_repeat();
         // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
         //= IBTA 9.7.1: psns-in-flight-are-told-apart
-        let too_far = starts && in_flight > 0 && in_flight + packets_of(wqe, qp.mtu()) > HALF_CIRCLE;
-        fenced || reads_full || window_full || too_far || (starts && self.credits.hold(&self.window))
+        let exceeds_half_circle =
+            starts && in_flight > 0 && in_flight + packets_of(wqe, qp.mtu()) > HALF_CIRCLE;
+        fenced
+            || reads_full
+            || window_full
+            || exceeds_half_circle
+            || (starts && self.credits.hold(&self.window))
     }
 
     /// Plans the packet at the position. Returns `None` if its payload may not be read.
@@ -155,7 +160,7 @@ impl Requester {
         let wanted =
             again || wqe.wr.opcode.takes_resource() || self.asking.at_end_of(qp.sig_all, wqe.wr.flags);
         // The answer to a packet sent again tells what else is missing.
-        let asks = self.asking.in_packet(psn, last, wanted, self.window.in_flight(), ctx.limits)
+        let requests_ack = self.asking.in_packet(psn, last, wanted, self.window.in_flight(), ctx.limits)
             || (again && self.scoreboard.is_some())
             || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
@@ -164,7 +169,7 @@ impl Requester {
             solicited: last
                 && wqe.wr.flags.contains(SendFlags::SOLICITED)
                 && !(again && PlantedBug::SolicitedOnlyOnce.is()),
-            ack_req: asks && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
+            ack_req: requests_ack && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
             psn,
             ..qp.bth()
         };
@@ -275,9 +280,9 @@ pub(super) fn segment(wqe: &Wqe, part: &Segment) -> (Opcode, Ext) {
 
 /// Checks a work request for a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
 fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
-    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
+    let has_placement = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
     match length <= u64::from(MAX_MESSAGE) {
-        true if asks && wqe.length() == 0 => Ok(()),
+        true if has_placement && wqe.length() == 0 => Ok(()),
         true => Err(WcStatus::LocQpOp),
         false => Err(WcStatus::LocLen),
     }

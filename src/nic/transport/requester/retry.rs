@@ -100,9 +100,9 @@ impl Retry {
     /// Takes a retry. Returns false if none is left.
     //= IBTA 9.9.2: retries-are-counted
     pub(super) fn take(&mut self) -> bool {
-        let is_left = self.left > 0;
+        let may_retry = self.left > 0;
         self.left = self.left.saturating_sub(1);
-        is_left
+        may_retry
     }
 
     /// Takes an RNR retry. Returns false if none is left.
@@ -115,9 +115,9 @@ impl Retry {
             return true;
         }
         //= IBTA 9.9.2: rnr-retries-are-counted
-        let is_left = self.rnr_left > 0;
+        let may_retry = self.rnr_left > 0;
         self.rnr_left = self.rnr_left.saturating_sub(1);
-        is_left
+        may_retry
     }
 
     /// True if an implied NAK was handled since the last progress.

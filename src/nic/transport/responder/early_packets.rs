@@ -42,13 +42,13 @@ impl Responder {
             return Verdict::OutOfSequence { expected, nak: false };
         }
         let known = self.early.as_ref().is_some_and(|early| early.has(ahead));
-        let kept = known || self.place_early(ctx, request, ahead);
+        let is_placed = known || self.place_early(ctx, request, ahead);
         if let Some(early) = &mut self.early {
-            early.note(packet.bth.psn, ahead, kept);
+            early.note(packet.bth.psn, ahead, is_placed);
         }
         self.ask_for_missing();
-        ctx.counters.early_kept += u64::from(kept && !known);
-        Verdict::Early { expected, kept }
+        ctx.counters.early_kept += u64::from(is_placed && !known);
+        Verdict::Early { expected, kept: is_placed }
     }
 
     /// Places the payload of an early packet. Returns false if the packet is not to be kept.

@@ -71,10 +71,10 @@ impl Scoreboard {
     /// `mtu` in bytes.
     pub(crate) fn early_place(&self, window: &SendWindow, packet: &Packet, mtu: usize) -> Option<(u32, u32)> {
         let psn = packet.bth.psn;
-        let is_near = self.bits(psn, psn + 1) as u64 != 0;
+        let is_in_map = self.bits(psn, psn + 1) as u64 != 0;
         let (position, wqe) = window.started().find(|(_, wqe)| psn.is_before(wqe.end_psn()))?;
         let is_read = wqe.wr.opcode == WrOpcode::Read && !psn.is_before(wqe.first_psn);
-        if !is_near || !is_read || !is_apart(window, position) {
+        if !is_in_map || !is_read || !is_apart(window, position) {
             return None;
         }
         let k = (psn - wqe.first_psn.value()).value();
@@ -101,9 +101,9 @@ impl Scoreboard {
         let una = window.una();
         self.rebase(una);
         let wqe = window.has_begun_oldest().then(|| window.oldest())?;
-        let left = (wqe.end_psn() - una.value()).value();
-        let run = self.data.trailing_ones().min(left);
-        (run > 0 && wqe.wr.opcode == WrOpcode::Read).then(|| (una + run, run == left))
+        let remaining = (wqe.end_psn() - una.value()).value();
+        let run = self.data.trailing_ones().min(remaining);
+        (run > 0 && wqe.wr.opcode == WrOpcode::Read).then(|| (una + run, run == remaining))
     }
 
     /// Returns the PSN up to which the peer has answered, if the oldest work request is not one that waits for its response.

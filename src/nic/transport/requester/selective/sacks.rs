@@ -62,8 +62,9 @@ impl Scoreboard {
     pub(crate) fn note_sack(&mut self, now: Nanos, una: Psn, first: Psn, sack: &Sack) -> SackCause {
         self.rebase(una);
         let order = self.order_of(sack.latest, una);
-        let came = |psn: Psn| sack.bitmap.checked_shr(psn.distance_from(first) as u32).unwrap_or(0) & 1 == 1;
-        self.measure(now, came);
+        let arrived =
+            |psn: Psn| sack.bitmap.checked_shr(psn.distance_from(first) as u32).unwrap_or(0) & 1 == 1;
+        self.measure(now, arrived);
         // What of the order is older than `una` proves nothing.
         (sack.latest.distance_from(una) >= 0).then_some((order, sack.latest))
     }
