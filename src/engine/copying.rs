@@ -211,8 +211,8 @@ impl Worker {
 
     /// Puts the frames of a QP that have waited for their payload into slots. False: the port has no room.
     fn send_kept(&mut self, now: Nanos, qp: QpIndex) -> bool {
-        while let Some(kept) = self.nic.next_kept(qp) {
-            let KeptFrame { bytes, is_missing, .. } = &kept;
+        while let Some(frame) = self.nic.next_kept(qp) {
+            let KeptFrame { bytes, is_missing, .. } = &frame;
             if *is_missing {
                 self.nic.payload_missing(now, qp, &Frame::whole(bytes));
             } else if bytes.len() > self.port().info().max_frame {
@@ -224,7 +224,7 @@ impl Worker {
                 }
                 self.slots.push((id, qp));
             } else {
-                self.nic.keep_again(qp, kept);
+                self.nic.keep_again(qp, frame);
                 return false;
             }
         }

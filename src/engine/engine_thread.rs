@@ -181,19 +181,19 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
 /// that it reaches the peer together with the reply. An acknowledgement that arrives alone ends the peer's polling, and the peer's
 /// engine thread has to be woken for the reply.
 fn pass(shared: &Shared, worker: &mut WorkerGuard<'_>, now: Nanos) -> Progress {
-    let came = worker.take_in(now);
-    shared.wake_pollers(came.completions);
-    if came.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
+    let intake = worker.take_in(now);
+    shared.wake_pollers(intake.completions);
+    if intake.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
         match shared.owed_at() {
-            None if came.received > 0 && shared.handoff.away(now.0) < WaitPolicy::RECENT_NS => {
+            None if intake.received > 0 && shared.handoff.away(now.0) < WaitPolicy::RECENT_NS => {
                 shared.owe(worker, now);
-                return came;
+                return intake;
             }
-            Some(at) if now - at < Nanos(WaitPolicy::OWED_FOR_NS) => return came,
+            Some(at) if now - at < Nanos(WaitPolicy::OWED_FOR_NS) => return intake,
             _ => {}
         }
     }
-    came.and(&shared.send_out(worker, now))
+    intake.and(&shared.send_out(worker, now))
 }
 
 /// Marks a polling caller as still polling when dropped. The engine thread may have preempted that caller, which is no gap in its

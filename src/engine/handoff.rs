@@ -150,14 +150,14 @@ impl Handoff {
     #[must_use]
     pub(crate) fn extend(&self, now: u64) -> Option<u64> {
         let state = self.thread_state.load(Relaxed);
-        let left = (state & !KIND).saturating_sub(now);
-        if state & KIND != BACKOFF || left > WaitPolicy::LONGEST_BACKOFF_NS / 4 {
+        let remaining = (state & !KIND).saturating_sub(now);
+        if state & KIND != BACKOFF || remaining > WaitPolicy::LONGEST_BACKOFF_NS / 4 {
             return None;
         }
         let backoff = self
             .earned(now)
             .or_else(|| self.had_stand_in_lately(now).then_some(WaitPolicy::BLOCKED_CALLER_BACKOFF_NS))?;
-        if left > backoff / 4 {
+        if remaining > backoff / 4 {
             return None;
         }
         let until = now + backoff;

@@ -210,25 +210,25 @@ impl Engine {
         let now = self.now();
         self.shared.pollers.note_thread(now.0, waiters::this_thread());
         self.shared.passed(now);
-        let just_looked = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
-        if just_looked && !self.shared.spinning.is_due() {
+        let just_polled = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
+        if just_polled && !self.shared.spinning.is_due() {
             return Progress::default();
         }
         let Some(mut worker) = self.shared.try_turn() else {
             self.shared.give_way(now);
             return Progress::default();
         };
-        let came = worker.take_in(now);
-        self.shared.note(now, &came);
-        if self.put_off_replies(&worker, now, &came) {
-            return Progress { more: came.received > 0, ..came };
+        let intake = worker.take_in(now);
+        self.shared.note(now, &intake);
+        if self.put_off_replies(&worker, now, &intake) {
+            return Progress { more: intake.received > 0, ..intake };
         }
-        let progress = came.and(&self.shared.send_out(&mut worker, now));
+        let progress = intake.and(&self.shared.send_out(&mut worker, now));
         if progress.is_idle() {
             let published = worker.nic().published();
             drop(worker);
-            if let Some(came) = self.spin_for_completion(now, published, has_come) {
-                return came;
+            if let Some(intake) = self.spin_for_completion(now, published, has_come) {
+                return intake;
             }
             self.shared.found_nothing(now);
         } else {
@@ -244,12 +244,12 @@ impl Engine {
     /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is trusted to poll
     /// again soon. Requests unblocked by an ACK, and READ responses, are sent at once. Returns true if the pass may end.
     fn put_off_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
-        let owed_at = self.shared.owed_at();
+        let deferred_since = self.shared.owed_at();
         let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();
         if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {
             return false;
         }
-        match owed_at {
+        match deferred_since {
             None => {
                 if came.received > 0 {
                     self.shared.owe(worker, now);
@@ -285,8 +285,8 @@ impl Engine {
         if let Some(mut worker) = self.shared.try_turn() {
             let now = self.now();
             self.shared.passed(now);
-            let left = self.shared.send_out(&mut worker, now);
-            self.shared.wake_if_needed(&worker, left.more);
+            let sent = self.shared.send_out(&mut worker, now);
+            self.shared.wake_if_needed(&worker, sent.more);
         }
     }
 
@@ -295,11 +295,11 @@ impl Engine {
     /// process can end. Gives up after `limit`: the calling thread may be in a signal handler that interrupted its own pass.
     pub fn send_last(&self, limit: Duration) {
         let until = Instant::now() + limit;
-        let mut is_told = false;
+        let mut is_warned = false;
         while !self.is_dead() && Instant::now() < until {
             match self.try_to_send_last() {
                 Some(true) => return,
-                Some(false) if !std::mem::replace(&mut is_told, true) => {
+                Some(false) if !std::mem::replace(&mut is_warned, true) => {
                     self.step_aside();
                     self.shared.wake_engine_thread();
                 }
@@ -312,14 +312,14 @@ impl Engine {
     /// True if nothing is left to send; `None` if another thread holds the worker. Sends if there is no engine thread.
     fn try_to_send_last(&self) -> Option<bool> {
         let mut worker = self.shared.try_turn_between()?;
-        let is_left = |worker: &Worker| {
-            let owes = self.shared.owed_at().is_some();
-            owes || worker.doorbells().any() || worker.nic().has_ready()
+        let has_work = |worker: &Worker| {
+            let has_deferred = self.shared.owed_at().is_some();
+            has_deferred || worker.doorbells().any() || worker.nic().has_ready()
         };
-        if is_left(&worker) && self.thread.is_none() {
+        if has_work(&worker) && self.thread.is_none() {
             self.shared.send_out(&mut worker, self.now());
         }
-        Some(!is_left(&worker))
+        Some(!has_work(&worker))
     }
 
     /// Replaces the NIC's port, and adopts the new one's MAC address and MTU. The previous port must not have carried any frame.
@@ -341,14 +341,14 @@ impl Engine {
     pub fn attach_capture(&self, recorder: Recorder<Background>) -> Option<Recorder<Background>> {
         let now = self.now();
         // Kept here until the worker takes it: a dead engine does not.
-        let left = Arc::new(Mutex::new(Some(recorder)));
-        let taken = Arc::clone(&left);
+        let unattached = Arc::new(Mutex::new(Some(recorder)));
+        let slot = Arc::clone(&unattached);
         let attach = move |worker: &mut Worker| {
-            let mut left = taken.lock().unwrap_or_else(PoisonError::into_inner);
-            *left = left.take().and_then(|recorder| worker.attach_capture(now, recorder));
+            let mut unattached = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            *unattached = unattached.take().and_then(|recorder| worker.attach_capture(now, recorder));
         };
         self.adjust(attach);
-        left.lock().unwrap_or_else(PoisonError::into_inner).take()
+        unattached.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.

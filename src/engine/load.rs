@@ -31,10 +31,10 @@ impl Load {
     /// True if more threads want to run than there are processors, and have wanted to for about 10 ms. Threads that sleep in
     /// between soon stop counting.
     pub(super) fn is_high(&self, now: u64) -> bool {
-        let asked_at = self.asked_at.load(Relaxed);
-        let age = now.saturating_sub(asked_at);
+        let read_at = self.asked_at.load(Relaxed);
+        let age = now.saturating_sub(read_at);
         if age >= WaitPolicy::LOAD_INTERVAL_NS
-            && self.asked_at.compare_exchange(asked_at, now, Relaxed, Relaxed).is_ok()
+            && self.asked_at.compare_exchange(read_at, now, Relaxed, Relaxed).is_ok()
         {
             self.note(age, self.running());
         }

@@ -111,13 +111,13 @@ impl Engine {
         let Ok(mut worker) = self.shared.lock_between() else { return Wait::Sleep };
         self.shared.passed(now);
         if !self.shared.found_nothing_lately(now) {
-            let (taken, came) = set.events().catch(|| worker.take_in(now));
-            self.shared.note(now, &came);
-            if taken || came.completions > 0 {
+            let (taken, intake) = set.events().catch(|| worker.take_in(now));
+            self.shared.note(now, &intake);
+            if taken || intake.completions > 0 {
                 // If the caller does not return, the engine thread sends the deferred acknowledgements; only in a backoff sleep
                 // does it wake in time.
                 let is_posted = worker.doorbells().any() || worker.nic().has_pressing();
-                if came.received > 0 && self.shared.handoff.is_in_backoff() && !is_posted {
+                if intake.received > 0 && self.shared.handoff.is_in_backoff() && !is_posted {
                     self.shared.owe(&worker, now);
                 } else {
                     self.shared.send_out(&mut worker, now);
@@ -129,8 +129,8 @@ impl Engine {
         if self.shared.spinning.is_due() {
             let published = worker.nic().published();
             drop(worker);
-            let has_come = || set.events().has_caught();
-            match set.events().catch(|| self.spin_for_completion(now, published, has_come)) {
+            let has_completed = || set.events().has_caught();
+            match set.events().catch(|| self.spin_for_completion(now, published, has_completed)) {
                 (true, _) => return Wait::Taken,
                 (false, Some(_)) => return Wait::Look,
                 (false, None) => {}

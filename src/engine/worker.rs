@@ -107,8 +107,8 @@ impl Worker {
 
     /// Runs one pass at time `now`. Never blocks.
     pub fn poll(&mut self, now: Nanos) -> Progress {
-        let came = self.receive_half(now, COMMANDS);
-        came.and(&self.send_out(now))
+        let intake = self.receive_half(now, COMMANDS);
+        intake.and(&self.send_out(now))
     }
 
     /// Records the duration of a pass that did something.
@@ -248,9 +248,9 @@ impl Worker {
             // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
             let siblings = self.siblings.as_mut();
-            let elsewhere = siblings.and_then(|all| all.redirect(&mut self.nic, &outcome, &received));
+            let other_worker = siblings.and_then(|all| all.redirect(&mut self.nic, &outcome, &received));
             if notes {
-                match elsewhere {
+                match other_worker {
                     Some(worker) => self.port.rx_note(index, format_args!("given to worker {worker}")),
                     None => self.port.rx_note(index, format_args!("{outcome}")),
                 }

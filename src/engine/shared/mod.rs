@@ -218,8 +218,8 @@ impl Shared {
             return;
         }
         let send = |worker: &mut Worker| {
-            let left = self.send_out(worker, self.clock.now());
-            self.wake_if_needed(worker, left.more);
+            let sent = self.send_out(worker, self.clock.now());
+            self.wake_if_needed(worker, sent.more);
         };
         if self.turns.look_again(|| self.doorbells.any(), send) && self.handoff.needs_by(0) {
             self.wake_engine_thread();
@@ -273,9 +273,9 @@ impl Shared {
 
     /// Runs `meanwhile` while this caller stands in for the engine thread on the link, unless another caller already does.
     pub(super) fn while_standing_in<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
-        let stands_in = self.handoff.begin_stand_in(now.0);
+        let substitutes = self.handoff.begin_stand_in(now.0);
         let result = meanwhile();
-        if stands_in && self.handoff.end_stand_in() {
+        if substitutes && self.handoff.end_stand_in() {
             self.wake_engine_thread();
         }
         result

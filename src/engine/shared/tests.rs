@@ -86,10 +86,10 @@ fn dead_engine_is_looked_at_and_not_changed() {
 #[test]
 fn bell_rung_during_a_look_is_heard() {
     let shared = Shared::new(worker(), false, Clock::new()).unwrap();
-    let look = shared.lock_to_look();
+    let guard = shared.lock_to_look();
     shared.doorbells.ring_silently(QpIndex(0));
     assert!(shared.try_turn().is_none());
-    drop(look);
+    drop(guard);
     assert!(!shared.doorbells.any());
 }
 
