@@ -211,12 +211,12 @@ impl Adapter {
 
     /// Sets the MAC address of the next hop on a VLAN (0: on none), along the route of `key`.
     pub(super) fn set_next_hop(&self, vlan: u16, key: RouteKey, mac: [u8; 6]) {
-        let goes_there = move |av: &AddressVector| {
+        let has_next_hop = move |av: &AddressVector| {
             let route = RouteKey::new(av.sgid.to_ip(), av.dgid.to_ip(), av.traffic_class);
             route == key && av.encapsulation.vlan == vlan
         };
         for engine in self.workers().iter().flat_map(|workers| workers.all()) {
-            engine.adjust(move |worker| worker.set_next_hop(goes_there, mac));
+            engine.adjust(move |worker| worker.set_next_hop(has_next_hop, mac));
         }
     }
 

@@ -108,8 +108,12 @@ impl CompletionQueue {
     /// processor. On an overloaded machine the thread sleeps, for 50 us at most.
     pub fn turn(&self) {
         let inner = &self.inner;
-        let has_come = || lock(&inner.ring).ring.has_completions();
-        inner.device.inner.adapter.found_nothing(inner.index, has_come, || lock(&inner.ring).ring.clone());
+        let has_completions = || lock(&inner.ring).ring.has_completions();
+        inner
+            .device
+            .inner
+            .adapter
+            .found_nothing(inner.index, has_completions, || lock(&inner.ring).ring.clone());
     }
 
     /// Hands polling over to the engine thread: the caller is about to wait.
@@ -203,12 +207,12 @@ impl CompletionQueue {
         within("completion queue entries", entries, MAX_CQE)?;
         let mut polled = lock(&self.inner.ring);
         let other = self.inner.device.completion_ring(entries)?;
-        let (gone, _) = polled.ring.positions();
+        let (consumed, _) = polled.ring.positions();
         self.inner.device.call(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
         polled.ring = other;
         // Pending completions now begin at position 0 of the new ring.
         for (_, end) in &mut polled.forgotten {
-            *end = end.saturating_sub(gone);
+            *end = end.saturating_sub(consumed);
         }
         Ok(())
     }

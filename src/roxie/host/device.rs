@@ -217,8 +217,8 @@ impl Device {
     /// # Errors
     /// If the interface cannot be claimed. The error names its user, and a later call tries again.
     pub fn claim(&self) -> Result<(), DeviceError> {
-        let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(claim) = &*left else { return Ok(()) };
+        let mut pending = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = &*pending else { return Ok(()) };
         let workers = self.workers().map_or(1, |workers| workers.all().len());
         let opened = claim.open(self.port().mac, workers).map_err(|e| DeviceError::Claim(Box::new(e)))?;
         let (ports, slots): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
@@ -228,7 +228,7 @@ impl Device {
             .adapter
             .set_ports(ports, are_copied)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
-        *left = None;
+        *pending = None;
         self.share(slots)
     }
 

@@ -51,8 +51,8 @@ impl KernelNeighbours {
 
 impl Resolve for KernelNeighbours {
     fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
-        let found = self.neighbours.resolve(&self.interface.get(), key, RESOLVE_TIMEOUT);
-        found.map_err(self.told(key.destination))
+        let resolved = self.neighbours.resolve(&self.interface.get(), key, RESOLVE_TIMEOUT);
+        resolved.map_err(self.told(key.destination))
     }
 
     fn resolve_now(&self, key: RouteKey, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {

@@ -433,8 +433,8 @@ impl QueuePair {
             region.pages.set(index as u32, *page);
         }
         let key = RKey(next_variant(region.key));
-        let asked = FastRegistration { key, start, length, page_shift: 12, access };
-        self.post_send(&SendWr::fast_register(wr_id, flags, &asked), &[])?;
+        let registration = FastRegistration { key, start, length, page_shift: 12, access };
+        self.post_send(&SendWr::fast_register(wr_id, flags, &registration), &[])?;
         region.key = key.0;
         Ok(key)
     }

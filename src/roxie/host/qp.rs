@@ -264,7 +264,8 @@ impl QueuePair {
         let source = LocalGid { gid: here.gid, encapsulation: here.encapsulation };
         let av = self.device.address_vector(source, there.gid, &ah_options)?;
         // Attributes of acknowledgements apply only to QP types that send or expect them.
-        let (answers, asks) = (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
+        let (answers, requests) =
+            (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
             av: Some(av),
@@ -279,10 +280,10 @@ impl QueuePair {
         self.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(here.psn),
-            timeout: (asks || answers).then_some(options.timeout),
-            retry_cnt: asks.then_some(options.retry_cnt),
-            rnr_retry: asks.then_some(options.rnr_retry),
-            max_rd_atomic: asks.then_some(options.max_rd_atomic),
+            timeout: (requests || answers).then_some(options.timeout),
+            retry_cnt: requests.then_some(options.retry_cnt),
+            rnr_retry: requests.then_some(options.rnr_retry),
+            max_rd_atomic: requests.then_some(options.max_rd_atomic),
             ..QpAttr::default()
         })
     }

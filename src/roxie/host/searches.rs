@@ -34,9 +34,9 @@ impl<W: Eq + Hash + Copy, T> Found<W, T> {
 
     pub(super) fn get(&mut self, path: &W) -> Option<&T> {
         self.uses += 1;
-        let (found, used) = self.by_path.get_mut(path)?;
+        let (value, used) = self.by_path.get_mut(path)?;
         *used = self.uses;
-        Some(found)
+        Some(value)
     }
 
     pub(super) fn insert(&mut self, path: W, found: T) {
@@ -149,35 +149,35 @@ mod tests {
         searches.add(now, honest, honest);
         assert!(searches.0.len() <= PLACES);
         let answered = now + 3 * MS;
-        let mut found = Vec::new();
+        let mut ended = Vec::new();
         for _ in 0..8 {
             for host in 0..(PLACES as u32 - 1) / 8 {
                 searches.add(now, 2_000_000 + host, host);
             }
             let there = |path: &u32| *path == honest && now >= answered;
-            found.extend(
+            ended.extend(
                 searches.look(now, |path| if there(path) { Lookup::Found(*path) } else { Lookup::NotYet }),
             );
             now += MS;
         }
         assert!(
-            matches!(&found[..], [End::Found(path, messages)] if *path == honest && messages == &[honest])
+            matches!(&ended[..], [End::Found(path, messages)] if *path == honest && messages == &[honest])
         );
     }
 
     #[test]
     fn recently_used_path_stays_cached() {
-        let mut found = Found::new(8);
-        found.insert(0, "honest");
+        let mut cache = Found::new(8);
+        cache.insert(0, "honest");
         for stranger in 1..100 {
-            found.insert(stranger, "stranger");
-            assert_eq!(found.get(&0), Some(&"honest"), "after {stranger} strangers");
+            cache.insert(stranger, "stranger");
+            assert_eq!(cache.get(&0), Some(&"honest"), "after {stranger} strangers");
         }
-        assert_eq!(found.get(&99), Some(&"stranger"));
-        assert_eq!(found.get(&92), None, "the least recently used one");
-        found.insert(0, "anew");
-        assert_eq!(found.get(&0), Some(&"anew"));
-        assert_eq!(found.get(&94), Some(&"stranger"), "replacing an entry evicts none");
+        assert_eq!(cache.get(&99), Some(&"stranger"));
+        assert_eq!(cache.get(&92), None, "the least recently used one");
+        cache.insert(0, "anew");
+        assert_eq!(cache.get(&0), Some(&"anew"));
+        assert_eq!(cache.get(&94), Some(&"stranger"), "replacing an entry evicts none");
     }
 
     #[test]
@@ -191,13 +191,13 @@ mod tests {
         }
         assert_eq!(searches.add(start, 8, "more"), Some(7));
         let mut now = start;
-        let mut looks = 0;
+        let mut polls = 0;
         while now < start + PATIENCE {
             assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet), []);
             now = searches.next_look().unwrap();
-            looks += 1;
+            polls += 1;
         }
-        assert!(looks < 30, "{looks} looks");
+        assert!(polls < 30, "{polls} looks");
         assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet).len(), PLACES);
         assert_eq!(searches.next_look(), None);
     }

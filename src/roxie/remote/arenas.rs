@@ -83,10 +83,10 @@ impl Arenas {
     ) -> io::Result<Arc<Region>> {
         let words = words.max(1).next_multiple_of(LINE);
         let mut arenas = lock(&self.0);
-        let found =
+        let taken =
             arenas.iter_mut().enumerate().find_map(|(index, arena)| Some((index, arena.take(words)?)));
-        let (arena, at) = match found {
-            Some(found) => found,
+        let (arena, at) = match taken {
+            Some(taken) => taken,
             None => {
                 let before: usize = arenas.iter().map(|arena| arena.region.words().len()).sum();
                 let size = words.max(before.clamp(FIRST, ARENA));

@@ -188,13 +188,13 @@ impl Attachment {
             port: Mutex::new(welcome.port.clone()),
         });
         children::keep_from([link.as_fd().as_raw_fd(), events.as_raw_fd()]);
-        let heard = Link::new(UnixStream::from(events.try_clone()?));
-        let hears = Arc::clone(&state);
+        let incoming = Link::new(UnixStream::from(events.try_clone()?));
+        let receiver = Arc::clone(&state);
         let thread = spawn_unsignalled("roxie-events", move || {
-            while let Ok(Some((event, _))) = heard.receive::<AsyncEvent>() {
-                hears.raise(event);
+            while let Ok(Some((event, _))) = incoming.receive::<AsyncEvent>() {
+                receiver.raise(event);
             }
-            hears.die();
+            receiver.die();
         })?;
         Ok(Attachment {
             link: Arc::new(link),
@@ -486,8 +486,8 @@ fn unexpected(response: &Response) -> ControlError {
 fn interned(name: String) -> &'static str {
     static KNOWN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
     let mut known = lock(&KNOWN);
-    if let Some(found) = known.iter().find(|other| **other == name) {
-        return found;
+    if let Some(interned) = known.iter().find(|other| **other == name) {
+        return interned;
     }
     let leaked: &'static str = name.leak();
     known.push(leaked);

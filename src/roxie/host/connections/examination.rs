@@ -12,8 +12,8 @@ impl<C: Consumer> Core<C> {
     /// Answers the manager's questions.
     pub(super) fn examine(&mut self, now: Nanos) {
         while let Some(examination) = self.manager.poll_examination() {
-            let has_heard = has_heard(&self.device, examination.qpn, examination.asks);
-            self.manager.examined(now, &examination, has_heard);
+            let has_received = has_heard(&self.device, examination.qpn, examination.asks);
+            self.manager.examined(now, &examination, has_received);
         }
     }
 }

@@ -147,13 +147,13 @@ impl<C: Consumer> ConnectionService<C> {
             announced: 0,
             gsi_failed: false,
         };
-        let (ask, asked) = sync_channel(LOOKING);
+        let (requests, receiver) = sync_channel(LOOKING);
         let (core, stop) = (Mutex::new(core), AtomicBool::new(false));
-        let inner = Arc::new(Inner { core, device: device.clone(), ask, wake, stop });
+        let inner = Arc::new(Inner { core, device: device.clone(), ask: requests, wake, stop });
         let mut service = ConnectionService { inner: Arc::clone(&inner), threads: Vec::new() };
         let finder = Arc::clone(&inner);
         let started = [
-            spawn_unsignalled("roxie-cm-paths", move || finder.find_paths(&domain, &asked)),
+            spawn_unsignalled("roxie-cm-paths", move || finder.find_paths(&domain, &receiver)),
             spawn_unsignalled("roxie-cm", move || Poller { inner: &inner, queue, channel }.run()),
         ];
         for thread in started {
@@ -174,8 +174,8 @@ impl<C: Consumer> ConnectionService<C> {
             call(manager, consumer, now)
         };
         core.settle(now);
-        let asks = core.manager.is_asking();
-        let opened = core.reports.open_if(&inner.device, asks);
+        let awaits_answer = core.manager.is_asking();
+        let opened = core.reports.open_if(&inner.device, awaits_answer);
         let posted = core.send(&inner.ask);
         let waiting = opened || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
@@ -501,14 +501,14 @@ impl<C: Consumer> Poller<'_, C> {
         while !self.inner.stop.load(Relaxed) && !self.inner.device.has_failed() {
             self.queue.arm(Armed::Next);
             let mut batch = [Wc::default(); BATCH];
-            let came = self.queue.poll_ready(&mut batch);
-            let posted = self.turn(&batch[..came]);
+            let completions = self.queue.poll_ready(&mut batch);
+            let posted = self.turn(&batch[..completions]);
             if posted {
                 // Send now: the thread that otherwise runs the device may be away.
                 self.inner.device.poll();
                 self.inner.device.step_aside();
             }
-            if came == 0 && !self.inner.lock().has_turns() {
+            if completions == 0 && !self.inner.lock().has_turns() {
                 self.sleep();
             }
         }
@@ -532,8 +532,8 @@ impl<C: Consumer> Poller<'_, C> {
         core.handle_undelivered(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
-        let asks = core.manager.is_asking();
-        core.reports.open_if(&self.inner.device, asks);
+        let awaits_answer = core.manager.is_asking();
+        core.reports.open_if(&self.inner.device, awaits_answer);
         core.send(&self.inner.ask) || posted
     }
 

@@ -193,8 +193,8 @@ impl LiveCapture {
     pub(in crate::host) fn timeout(&self) -> Option<PollTimeout> {
         let of_candidates = self.candidates.iter().map(|candidate| candidate.until);
         let until = of_candidates.chain(self.running.as_ref().and_then(|running| running.ends_by)).min()?;
-        let left = until.saturating_duration_since(Instant::now()) + LOOK;
-        Some(PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))
+        let remaining = until.saturating_duration_since(Instant::now()) + LOOK;
+        Some(PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX))
     }
 }
 

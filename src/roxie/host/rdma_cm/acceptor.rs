@@ -79,12 +79,12 @@ impl<T> Acceptor<T> {
             if device.has_failed() {
                 return Err(DialError::DeviceFailed);
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Ok(None);
             }
             let half_open = self.half_open.iter().map(HalfOpen::events);
-            Events::wait_for_any(half_open.chain([&self.listener.requests]), left.min(LOOK));
+            Events::wait_for_any(half_open.chain([&self.listener.requests]), remaining.min(LOOK));
             device.poll();
         }
     }

@@ -215,14 +215,14 @@ impl Connection {
     ) -> Result<Option<Wc>, ConnectionEnded> {
         let until = Instant::now() + timeout;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if let Some(wc) = cq.wait(left.min(LOOK_FOR_END)) {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if let Some(wc) = cq.wait(remaining.min(LOOK_FOR_END)) {
                 return Ok(Some(wc));
             }
             if self.wait_for_end(Duration::ZERO) {
                 return Err(ConnectionEnded);
             }
-            if left.is_zero() {
+            if remaining.is_zero() {
                 return Ok(None);
             }
         }

@@ -97,8 +97,9 @@ impl PortListener {
     pub fn accept(&self, timeout: Duration) -> Result<Option<ConnectionRequest>, DialError> {
         let until = Instant::now().checked_add(timeout);
         loop {
-            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
-            match self.requests.wait(&self.shared.device, left).map(|event| self.request(event)) {
+            let remaining =
+                until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            match self.requests.wait(&self.shared.device, remaining).map(|event| self.request(event)) {
                 Some(None) => {}
                 Some(request) => return Ok(request),
                 None if self.shared.device.has_failed() => return Err(DialError::DeviceFailed),
@@ -200,9 +201,9 @@ impl ConnectionRequest {
         let mut parameters = shared.with(|manager, _, _| manager.parameters(id))?;
         let largest = shared.device.largest_mtu();
         if parameters.path_mtu > largest {
-            let asked = parameters.path_mtu.bytes();
+            let requested = parameters.path_mtu.bytes();
             refuse_mtu(line, largest)?;
-            return Err(DialError::PathMtu { peer, asked, largest: largest.bytes() });
+            return Err(DialError::PathMtu { peer, asked: requested, largest: largest.bytes() });
         }
         let local = local_qp(qp);
         parameters.rq_psn = local.psn;

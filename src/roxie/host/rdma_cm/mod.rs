@@ -367,9 +367,9 @@ impl Shared {
             let ip = gid.to_ip();
             ip.is_ipv4() == peer.is_ipv4() && link_local(ip) == link_local(peer)
         };
-        let found = self.device.gids().into_iter().find(|entry| entry.assigned && fits(entry.gid));
+        let matching = self.device.gids().into_iter().find(|entry| entry.assigned && fits(entry.gid));
         let device = || self.device.name().to_owned();
-        found.map(|entry| entry.local()).ok_or_else(|| DialError::NoAddress { device: device(), peer })
+        matching.map(|entry| entry.local()).ok_or_else(|| DialError::NoAddress { device: device(), peer })
     }
 
     /// Returns the REQ for a connection, with a new local port number.
