@@ -188,8 +188,8 @@ impl Acceptor {
             self.connecting.iter().map(|connection| connection.place.until).chain(self.closed_until).min();
         let timeout = due.map_or(PollTimeout::NONE, |due| {
             // Not a moment early: whole milliseconds, rounded up.
-            let left = due.saturating_duration_since(now) + Duration::from_millis(1);
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            let remaining = due.saturating_duration_since(now) + Duration::from_millis(1);
+            PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
         });
         let _ = poll(&mut fds, timeout);
         let is_ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
@@ -315,9 +315,9 @@ mod tests {
         let [Handshake::Refused { pid, why }] = &handshakes[..] else { panic!("{handshakes:?}") };
         assert!(*pid == std::process::id() && why.contains("--user"), "{why}");
         assert!(acceptor.connecting.is_empty(), "it takes no place");
-        let (said, _) =
+        let (reply, _) =
             Link::new(connection).receive::<Result<Welcome, String>>().expect("a word").expect("the reason");
-        assert!(said.expect_err("refused").contains("--user"));
+        assert!(reply.expect_err("refused").contains("--user"));
     }
 
     #[test]

@@ -197,8 +197,8 @@ impl Client {
     }
 
     fn close_left(&self) {
-        let left = lock(&self.owned).take_left();
-        drop(left);
+        let files = lock(&self.owned).take_left();
+        drop(files);
     }
 
     /// Returns the commands that destroy all its objects.
@@ -277,8 +277,8 @@ impl Client {
                     let number = roster.port(self.slot, request, lowest)?;
                     Ok((number, roster.services.count(self.slot) < before))
                 };
-                let (number, goes) = self.enter(registry, |_| more, act)?;
-                if goes {
+                let (number, is_routed) = self.enter(registry, |_| more, act)?;
+                if is_routed {
                     self.route(registry)?;
                 }
                 return Ok(Response::PortNumber(number));
@@ -308,11 +308,11 @@ impl Client {
     fn carry_out(&self, registry: &Registry, mut command: Command) -> Result<Response, ControlError> {
         self.may_ask(registry, &mut command)?;
         let making = Creation::by(&command);
-        let (changed, gone) = match &command {
+        let (changed, destroyed) = match &command {
             Command::Memory(command) => (command.changes(), None),
             command => (None, command.takes_away()),
         };
-        let left =
+        let detached =
             if let Command::DetachMulticast(qp, group) = &command { Some((*qp, *group)) } else { None };
         let charge = match cost(&command) {
             None => None,
@@ -332,10 +332,10 @@ impl Client {
             if let (Some(charge), Some(object)) = (charge, made.or(changed)) {
                 owned.enter(object, making, charge);
             }
-            if let Some(gone) = gone {
-                owned.strike(gone);
+            if let Some(destroyed) = destroyed {
+                owned.strike(destroyed);
             }
-            if let Some((qp, group)) = left {
+            if let Some((qp, group)) = detached {
                 owned.detached(qp, group);
             }
             self.events.retain(|event| owned.concerns(event));

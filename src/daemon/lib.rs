@@ -216,10 +216,10 @@ impl Daemon {
             ConnectionService::start(&device, Manager::new(roxie_nic::cm::Config::default()), IgnoreEvents)?;
         let (inner, raised) = Inner::new(device, config, on_change)?;
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
-        let tells = Arc::clone(&inner);
+        let notifying = Arc::clone(&inner);
         let threads = [
             spawn_unsignalled("roxie-accept", move || inner.accept_clients(listener)),
-            spawn_unsignalled("roxie-events", move || tells.tell(&raised)),
+            spawn_unsignalled("roxie-events", move || notifying.tell(&raised)),
         ];
         for thread in threads {
             daemon.threads.push(thread.map_err(system("a thread"))?);
@@ -249,9 +249,9 @@ impl Drop for Daemon {
         let until = Instant::now() + END;
         // After the one that makes others there are no more.
         let own = left_at(until, std::mem::take(&mut self.threads));
-        let left = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
-        if left > 0 {
-            (self.inner.on_change)(ClientChange::StillBusy(left));
+        let busy = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
+        if busy > 0 {
+            (self.inner.on_change)(ClientChange::StillBusy(busy));
         }
     }
 }
@@ -264,9 +264,9 @@ fn left_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
         }
         thread.is_finished()
     };
-    let (ended, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(ends);
+    let (ended, running): (Vec<_>, Vec<_>) = threads.into_iter().partition(ends);
     ended.into_iter().for_each(|thread| drop(thread.join()));
-    left.len()
+    running.len()
 }
 
 fn served(client: &Client) -> Served {
@@ -389,25 +389,25 @@ impl Inner {
         name: &str,
         memory: RemoteMemory,
     ) -> Result<(Client, NewDoorbells, Vec<OwnedFd>), String> {
-        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let text = |error: &dyn std::fmt::Display| error.to_string();
         let (bells, fds, held) =
-            Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| said(&error))?;
-        let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
-        let link = link.try_clone().map_err(|error| said(&error))?;
+            Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| text(&error))?;
+        let (events, receiver) = UnixStream::pair().map_err(|error| text(&error))?;
+        let link = link.try_clone().map_err(|error| text(&error))?;
         let events = Link::new(events);
         // Clients only receive there. Descriptors that they sent would be closed by the thread of events.
-        events.shut_input().map_err(|error| said(&error))?;
+        events.shut_input().map_err(|error| text(&error))?;
         let name = Foreign::from(name);
         let member = Identity { pid, uid, name: name.clone() };
-        let notifier = self.registry.new_notifier().map_err(|error| said(&error))?;
+        let notifier = self.registry.new_notifier().map_err(|error| text(&error))?;
         let room = self.registry.room_of(uid);
         let slot = {
             let mut roster = lock(&self.registry.roster);
             roster.count_as(uid, self.registry.payers.known(uid));
-            roster.admit(member, room).map_err(|denied| said(&denied))?
+            roster.admit(member, room).map_err(|denied| text(&denied))?
         };
         let arrival = NewClient { pid, name, uid, slot, memory, link, events, notifier };
-        let fds = fds.into_iter().chain([heard.into()]).collect();
+        let fds = fds.into_iter().chain([receiver.into()]).collect();
         let account = self.registry.open_account(uid);
         Ok((Client::new(arrival, &self.registry.config.quota, account), (bells, held), fds))
     }

@@ -27,9 +27,9 @@ impl Outbox {
 
     /// Queues an event.
     pub(super) fn keep(&self, event: AsyncEvent) {
-        let mut kept = lock(&self.kept);
-        if kept.len() < KEPT && !kept.contains(&event) {
-            kept.push(event);
+        let mut queued = lock(&self.kept);
+        if queued.len() < KEPT && !queued.contains(&event) {
+            queued.push(event);
         }
     }
 

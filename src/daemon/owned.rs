@@ -159,9 +159,9 @@ impl Owned {
 
     /// Strikes everything.
     pub(super) fn clear(&mut self) {
-        let mut left = std::mem::take(&mut self.left);
-        left.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
-        *self = Owned { left, ..Owned::default() };
+        let mut files = std::mem::take(&mut self.left);
+        files.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
+        *self = Owned { left: files, ..Owned::default() };
     }
 
     /// True if a QP is in a multicast group.

@@ -50,8 +50,8 @@ pub(super) fn admit(
     hello: &Hello,
     until: Instant,
 ) -> Option<(Arc<Client>, Session)> {
-    let heard = nic.upgrade()?.registry.hears(uid);
-    let memory = heard.and_then(|()| memory_of(link, hello, until));
+    let greeted = nic.upgrade()?.registry.hears(uid);
+    let memory = greeted.and_then(|()| memory_of(link, hello, until));
     nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
 }
 

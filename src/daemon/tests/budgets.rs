@@ -37,15 +37,15 @@ struct Client {
 impl Client {
     fn new(completions: u32, words: usize) -> Client {
         let bench = Bench::new(1, Quota::default());
-        let mut stranger = bench.admitted(0, 1000).expect("let in");
-        stranger.arena(CompletionRing::size(completions));
-        stranger.arena(words);
-        let pd = stranger.pd();
-        let Ok(Response::Answer(Answer::Cq(cq))) = stranger.request(create_cq(place(0), completions)) else {
+        let mut client = bench.admitted(0, 1000).expect("let in");
+        client.arena(CompletionRing::size(completions));
+        client.arena(words);
+        let pd = client.pd();
+        let Ok(Response::Answer(Answer::Cq(cq))) = client.request(create_cq(place(0), completions)) else {
             panic!("a queue")
         };
-        let ring = CompletionRing::on(&stranger.arenas[0], completions).expect("room");
-        Client { bench, stranger, pd, cq, completions: ring, next: 0 }
+        let ring = CompletionRing::on(&client.arenas[0], completions).expect("room");
+        Client { bench, stranger: client, pd, cq, completions: ring, next: 0 }
     }
 
     /// Returns a place of `words` words.
@@ -60,8 +60,8 @@ impl Client {
         let (sends, receives) = (self.take(size), self.take(256));
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps { max_send_wr, ..CAPS }, sq_sig_all: true };
         let (pd, cq, receives) = (self.pd, self.cq, ReceiveSource::Own(receives_at(receives)));
-        let asked = create_qp(pd, (cq, cq), init, sends, receives);
-        let made = self.stranger.request(asked);
+        let request = create_qp(pd, (cq, cq), init, sends, receives);
+        let made = self.stranger.request(request);
         let Ok(Response::Answer(Answer::Qp(QpHandle { index, .. }))) = made else { panic!("{made:?}") };
         let part = self.stranger.arenas[1].part(sends.at as usize, size).expect("inside");
         (index, SendRing::on(&part, max_send_wr, 1, 0).expect("room"))
@@ -219,8 +219,8 @@ fn qp_without_setup_is_taken_back() {
     let (pd, cq) = (client.pd, client.cq);
     for _ in 0..2 {
         client.stranger.request(create_qp(pd, (cq, cq), init, sends, receives)).expect_err("no routes");
-        let left = client.bench.sides[0].engine().inspect(|worker| worker.nic().objects().qps);
-        assert_eq!(left, 0);
+        let qps = client.bench.sides[0].engine().inspect(|worker| worker.nic().objects().qps);
+        assert_eq!(qps, 0);
     }
     client.bench.sides[0].engine().call(Command::DestroyCq(cq)).expect("no QP uses it");
 }

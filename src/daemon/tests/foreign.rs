@@ -27,8 +27,8 @@ impl Consumer for Reports {
 }
 
 fn service(device: &Device) -> (ConnectionService<Reports>, Receiver<Event>) {
-    let (tell, events) = channel();
-    (ConnectionService::start(device, Manager::new(Config::default()), Reports(tell)).expect("QP1"), events)
+    let (sender, events) = channel();
+    (ConnectionService::start(device, Manager::new(Config::default()), Reports(sender)).expect("QP1"), events)
 }
 
 fn queue_pair(device: &Device) -> QueuePair {

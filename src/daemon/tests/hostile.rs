@@ -166,11 +166,11 @@ impl Hostile {
     fn address(&mut self) -> u64 {
         let own = std::ptr::from_ref(&*self.memory) as u64;
         let known = self.known.addresses.clone();
-        let elsewhere: Vec<u64> = self.elsewhere.iter().map(|(address, _)| *address).collect();
+        let further: Vec<u64> = self.elsewhere.iter().map(|(address, _)| *address).collect();
         let base = match self.below(4) {
             0 | 1 => own,
             2 => self.one(&known).unwrap_or(own),
-            _ => self.one(&elsewhere).unwrap_or(own),
+            _ => self.one(&further).unwrap_or(own),
         };
         base + self.below(8) as u64 * 8
     }
@@ -180,8 +180,8 @@ impl Hostile {
         let (at, words) = (self.below(OWN), self.below(OWN));
         let address = std::ptr::from_ref(&self.memory[at]) as u64;
         let length = (words.min(OWN - at) * 8) as u64;
-        let elsewhere = self.elsewhere.clone();
-        match (self.below(8), self.one(&elsewhere)) {
+        let further = self.elsewhere.clone();
+        match (self.below(8), self.one(&further)) {
             (3 | 4, Some((address, length))) => Memory::At { address, length, on_demand: self.flag() },
             (5, _) => {
                 let (offset, is_lent) = (self.below(OWN) as u64 * 8, self.flag());

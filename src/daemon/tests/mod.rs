@@ -66,13 +66,13 @@ fn nic(quota: Quota) -> Nic {
     let interface = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
     let drive = Drive::Thread { core: None, spin: Nanos::from_micros(20) };
     let config = DeviceConfig { serves: true, drive, ..DeviceConfig::default() };
-    let (device, far) = Device::memory_pair(&config).expect("two devices");
+    let (device, remote) = Device::memory_pair(&config).expect("two devices");
     let changes = Arc::<Mutex<Vec<ClientChange>>>::default();
     let noted = Arc::clone(&changes);
     let on_change = Box::new(move |change| lock(&noted).push(change));
     let config = Config { users: Users::All, quota, ..Config::default() };
     let daemon = Daemon::start(device, &interface, config, on_change).expect("it serves");
-    Nic { daemon, interface, changes, far }
+    Nic { daemon, interface, changes, far: remote }
 }
 
 /// A client without the library.
@@ -220,12 +220,12 @@ fn place(at: usize) -> ArenaPlace {
 
 /// Returns a client with a domain, a queue and a QP.
 fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
-    let mut stranger = nic.admitted();
-    stranger.arena(4096);
-    let pd = stranger.pd();
-    let cq = stranger.cq(0);
-    let qp = stranger.qp(pd, cq, QpType::Rc).expect("room");
-    (stranger, pd, cq, qp)
+    let mut client = nic.admitted();
+    client.arena(4096);
+    let pd = client.pd();
+    let cq = client.cq(0);
+    let qp = client.qp(pd, cq, QpType::Rc).expect("room");
+    (client, pd, cq, qp)
 }
 
 #[test]
@@ -328,8 +328,8 @@ fn places_outside_the_arenas_are_refused() {
         ArenaPlace { arena: 0, at: u64::MAX - 7 },
     ];
     for ring in wrong {
-        let asked = [create_cq(ring, 8), resize_cq(cq, ring, 8), alloc_fast(pd, Memory::Null, ring, 8)];
-        for request in asked {
+        let requests = [create_cq(ring, 8), resize_cq(cq, ring, 8), alloc_fast(pd, Memory::Null, ring, 8)];
+        for request in requests {
             let what = format!("{request:?}");
             client.request(request).expect_err(&what);
         }
@@ -567,7 +567,7 @@ fn client_has_one_qp1_and_keeps_its_unit() {
 #[test]
 fn interface_has_one_nic_and_clients_see_end() {
     let nic = nic(Quota::default());
-    let (device, _far) =
+    let (device, _remote) =
         Device::memory_pair(&DeviceConfig { serves: true, ..DeviceConfig::default() }).expect("two");
     let second = Daemon::start(device, &nic.interface, Config::default(), Box::new(|_| {}));
     assert!(matches!(second, Err(DaemonError::Taken { .. })), "{second:?}");

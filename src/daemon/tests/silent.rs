@@ -39,10 +39,10 @@ impl Nic {
     pub(super) fn end(self) -> ClientChange {
         let Nic { daemon, changes, .. } = self;
         let inner = Arc::downgrade(&daemon.inner);
-        let (tell, ended) = channel();
+        let (sender, ended) = channel();
         let ends = std::thread::spawn(move || {
             drop(daemon);
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
         ended.recv_timeout(PATIENCE).expect("the NIC ends");
         ends.join().expect("no panic");

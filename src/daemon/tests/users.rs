@@ -248,14 +248,14 @@ fn xrc_domain_keeps_its_file() {
     let xrcd = open_of(&client, &writer, create).expect("room");
     let inode = fstat(&writer).expect("its own").st_ino;
     drop((reader, writer));
-    let kept = || {
+    let descriptors = || {
         let all = std::fs::read_dir("/proc/self/fd").expect("its descriptors").flatten();
         let inodes = all.filter_map(|entry| Some(std::fs::metadata(entry.path()).ok()?.ino()));
         inodes.filter(|other| *other == inode).count()
     };
-    assert_eq!(kept(), 1, "the NIC's");
+    assert_eq!(descriptors(), 1, "the NIC's");
     client.call(Command::CloseXrcd(xrcd)).expect("its own");
-    assert_eq!(kept(), 0);
+    assert_eq!(descriptors(), 0);
 }
 
 #[test]

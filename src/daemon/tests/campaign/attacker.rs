@@ -83,8 +83,8 @@ pub(super) struct Attacker {
 
 impl Attacker {
     pub(super) fn new(bench: &Bench, uid: u32, known: Known, seed: u64) -> Attacker {
-        let stranger = bench.admitted(0, uid).expect("let in");
-        let hostile = Hostile::of(stranger, known.clone(), seed);
+        let client = bench.admitted(0, uid).expect("let in");
+        let hostile = Hostile::of(client, known.clone(), seed);
         let (pages, tally) = (Pages::new(), Tally::default());
         let mut made = Attacker { uid, known, state: seed, hostile, pages, other: None, tally };
         made.hostile.elsewhere = vec![made.pages.place()];
@@ -148,8 +148,8 @@ impl Attacker {
         self.other = None;
         let admitted = bench.admitted(0, self.uid);
         self.tally.note("coming again", admitted.is_ok());
-        if let Ok(stranger) = admitted {
-            self.become_client(stranger);
+        if let Ok(client) = admitted {
+            self.become_client(client);
         }
     }
 
@@ -170,9 +170,9 @@ impl Attacker {
         hello.secret = other.secret;
         let admitted = bench.greet(0, self.uid, &message(&hello), &borrowed(&fds));
         self.tally.note("another process", admitted.is_ok());
-        if let Ok(stranger) = admitted {
+        if let Ok(client) = admitted {
             self.other = Some(other);
-            self.become_client(stranger);
+            self.become_client(client);
         }
     }
 
@@ -212,14 +212,14 @@ impl Attacker {
 
     /// Closes the eventfd, and first makes it blocking: its flags apply to all duplicates.
     fn close_eventfd(&mut self) {
-        let stranger = &mut self.hostile.stranger;
+        let client = &mut self.hostile.stranger;
         let bells =
-            stranger.unthreaded.as_ref().and_then(|unthreaded| lock(&unthreaded.without_eventfd).take());
+            client.unthreaded.as_ref().and_then(|unthreaded| lock(&unthreaded.without_eventfd).take());
         self.tally.note("a closed eventfd", bells.is_some());
         if let Some(bells) = bells {
-            fcntl(stranger.fds[1].as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
-            stranger.bells = bells;
-            stranger.fds[1] = memfd_create("none", MFdFlags::empty()).expect("a file");
+            fcntl(client.fds[1].as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
+            client.bells = bells;
+            client.fds[1] = memfd_create("none", MFdFlags::empty()).expect("a file");
         }
     }
 
@@ -275,8 +275,8 @@ impl Attacker {
     }
 
     fn send(&mut self, bytes: &[u8]) -> bool {
-        let stranger = &self.hostile.stranger;
-        let socket = stranger.link.as_fd();
+        let client = &self.hostile.stranger;
+        let socket = client.link.as_fd();
         send_with(socket, bytes, &[], MsgFlags::MSG_DONTWAIT).is_ok()
     }
 

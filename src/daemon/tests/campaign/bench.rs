@@ -70,8 +70,8 @@ impl UnthreadedClient {
     /// Runs the NIC for the client's next request, or for its end.
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
-        if let Some(asks) = session.as_mut()
-            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks)
+        if let Some(open) = session.as_mut()
+            && !answer_next(&Arc::downgrade(&self.inner), &self.client, open)
             && let Some(session) = session.take()
         {
             part_from(&Arc::downgrade(&self.inner), &self.client, session, None);
@@ -156,8 +156,8 @@ impl Bench {
         let limits = Limits::small();
         let (drive, seed) = (Drive::CallerOnly, Some(seed));
         let config = DeviceConfig { serves: true, drive, limits, seed, ..DeviceConfig::default() };
-        let (near, far) = Device::memory_pair(&config).expect("two devices");
-        let sides = [near, far].map(|device| Side::new(device, quota));
+        let (local, remote) = Device::memory_pair(&config).expect("two devices");
+        let sides = [local, remote].map(|device| Side::new(device, quota));
         Bench { sides, now: Nanos::ZERO, turns: 0, asked: Arc::default() }
     }
 
@@ -198,13 +198,13 @@ impl Bench {
         let (pid, until) = (std::process::id(), Instant::now() + PATIENCE);
         let admitted = admit(&Arc::downgrade(inner), &Link::new(nics), (pid, uid), &hello, until);
         let link = Link::new(own);
-        let heard = link.receive::<Result<(), String>>().map_err(|error| error.to_string())?;
-        heard.ok_or("no answer")?.0?;
+        let verdict = link.receive::<Result<(), String>>().map_err(|error| error.to_string())?;
+        verdict.ok_or("no answer")?.0?;
         let received = link.receive::<Result<Welcome, String>>().map_err(|error| error.to_string())?;
         let (answer, fds) = received.ok_or("no answer")?;
         let (client, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;
         let session = Mutex::new(Some(session));
-        let (inner, asked) = (Arc::clone(inner), Arc::clone(&self.asked));
+        let (inner, requests) = (Arc::clone(inner), Arc::clone(&self.asked));
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let Welcome { slot, qps, .. } = answer.expect("let in");
         let map = |wake: OwnedFd| Doorbells::map(page.as_fd(), wake, qps).expect("its page");
@@ -213,7 +213,8 @@ impl Bench {
         let (without_eventfd, words) =
             (Mutex::new(Some(map(other.into()))), Region::map(page.as_fd(), BELLS));
         let page = words.expect("its page");
-        let unthreaded = Some(UnthreadedClient { inner, client, session, asked, page, without_eventfd });
+        let unthreaded =
+            Some(UnthreadedClient { inner, client, session, asked: requests, page, without_eventfd });
         Ok(Stranger { link, slot, unthreaded, fds, bells, arenas: Vec::new() })
     }
 

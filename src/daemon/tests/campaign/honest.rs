@@ -76,12 +76,12 @@ struct End {
 
 impl End {
     fn new(bench: &Bench, side: usize, uid: u32, seed: u64) -> End {
-        let mut stranger = bench.admitted(side, uid).expect("let in");
-        stranger.arena(4096);
-        let (pd, cq) = (stranger.pd(), stranger.cq(0));
+        let mut client = bench.admitted(side, uid).expect("let in");
+        client.arena(4096);
+        let (pd, cq) = (client.pd(), client.cq(0));
         let init = QpInit { qp_type: QpType::Rc, caps: HONEST, sq_sig_all: true };
         let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
-        let made = stranger.request(create_qp(pd, (cq, cq), init, sends, receives));
+        let made = client.request(create_qp(pd, (cq, cq), init, sends, receives));
         let Ok(Response::Answer(Answer::Qp(qp))) = made else { panic!("{made:?}") };
         let mut state = seed;
         let image = [0; ALL].map(|_: u64| splitmix(&mut state));
@@ -89,18 +89,18 @@ impl End {
         let (address, length) = (memory.as_ptr() as u64, 8 * ALL as u64);
         let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
         let at = Memory::At { address, length, on_demand: false };
-        let made = stranger.request(Request::Memory(MemoryCommand::RegisterMemory {
+        let made = client.request(Request::Memory(MemoryCommand::RegisterMemory {
             pd,
             access,
             start: address,
             memory: at,
         }));
         let Ok(Response::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
-        let part = |at: usize, words| stranger.arenas[0].part(at, words).expect("inside");
+        let part = |at: usize, words| client.arenas[0].part(at, words).expect("inside");
         let completions = CompletionRing::on(&part(0, CompletionRing::size(8)), 8).expect("room");
         let sends = SendRing::on(&part(1024, SendRing::size(8, 1, 0)), 8, 1, 0).expect("room");
         let receives = RecvRing::on(&part(2048, RecvRing::size(8, 1)), 8, 1).expect("room");
-        End { stranger, pd, cq, qp, completions, sends, receives, memory, key, image }
+        End { stranger: client, pd, cq, qp, completions, sends, receives, memory, key, image }
     }
 
     fn address(&self, word: usize) -> u64 {

@@ -257,9 +257,9 @@ fn planted_bugs_of_a_nic_are_found() {
     EventCounter::prepare().expect("a kernel that counts for others");
     for bug in [PlantedBug::NamesOthersQps, PlantedBug::HearsTheGone] {
         PlantedBug::plant(Some(bug));
-        let found = (1..=SEEDS).find(|seed| catch_unwind(|| run(*seed, OF_A_SEED)).is_err());
+        let caught_by = (1..=SEEDS).find(|seed| catch_unwind(|| run(*seed, OF_A_SEED)).is_err());
         PlantedBug::plant(None);
-        println!("{bug:?}: found by seed {found:?}");
-        assert!(found.is_some(), "{bug:?} was not found in {SEEDS} seeds");
+        println!("{bug:?}: found by seed {caught_by:?}");
+        assert!(caught_by.is_some(), "{bug:?} was not found in {SEEDS} seeds");
     }
 }
