@@ -55,9 +55,9 @@ impl Depth {
     }
 
     pub(super) fn set(&mut self, now: Nanos, depth: u64) {
-        let kept = self.kept.get_or_insert_default();
-        kept.record(self.now, now.since(self.since).0);
-        kept.note(now, depth);
+        let histogram = self.kept.get_or_insert_default();
+        histogram.record(self.now, now.since(self.since).0);
+        histogram.note(now, depth);
         (self.now, self.since) = (depth, now);
         self.peak = self.peak.max(depth);
     }

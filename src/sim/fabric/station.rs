@@ -105,8 +105,8 @@ impl Station {
         let frame = self.ring.remove(next)?;
         self.stats.sent += 1;
         self.stats.sent_bytes += frame.len() as u64;
-        let left = self.line.begin(now, frame.len());
-        Some((frame, left + self.line.link().delay))
+        let departs = self.line.begin(now, frame.len());
+        Some((frame, departs + self.line.link().delay))
     }
 
     /// Returns when the first priority with queued frames may send.

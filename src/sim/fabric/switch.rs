@@ -330,9 +330,9 @@ impl Switch {
             }
         };
         let line = self.ports[port].egress.line();
-        let left = line.begin(now, frame.len());
-        let arrives = left + line.link().delay;
-        Some(Departure { frame, left, arrives, egress })
+        let departs = line.begin(now, frame.len());
+        let arrives = departs + line.link().delay;
+        Some(Departure { frame, left: departs, arrives, egress })
     }
 
     fn dequeued(&mut self, now: Nanos, port: usize, priority: usize, queued: Queued) -> Vec<u8> {
@@ -391,7 +391,7 @@ impl Switch {
         let Some(pfc) = &self.config.pfc else { return Nanos::MAX };
         let Some(dog) = pfc.watchdog else { return Nanos::MAX };
         let port = &self.ports[port];
-        let look = |priority: usize| {
+        let next_change = |priority: usize| {
             let paused_until = port.egress.paused_until(priority);
             if port.closed & (1 << priority) != 0 {
                 return paused_until + dog.restore;
@@ -401,7 +401,11 @@ impl Switch {
             let since = before_its_end.and_then(|time| port.egress.stuck_since(time, priority));
             since.map(|since| since + dog.detect).filter(|bites| *bites < paused_until).unwrap_or(Nanos::MAX)
         };
-        (0..PRIORITIES).filter(|priority| pfc.is_lossless(*priority)).map(look).min().unwrap_or(Nanos::MAX)
+        (0..PRIORITIES)
+            .filter(|priority| pfc.is_lossless(*priority))
+            .map(next_change)
+            .min()
+            .unwrap_or(Nanos::MAX)
     }
 
     /// Returns the ports with paused queues that hold frames from `port`: the queues that the peer at `port` waits for.

@@ -121,13 +121,13 @@ impl Applications {
 
     /// Returns the statistics of all flows that an end has carried. The two ends of a connection have adjacent numbers.
     fn flow_stats_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> FlowStats {
-        let [near, far] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
+        let [local, remote] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
         let name =
             |end: &Conn, part| FlowName { station: Shape::mac(end.host), qpn: end.qp.handle.qpn, part };
-        let slowed = if read { far } else { near };
+        let slowed = if read { remote } else { local };
         let parts = [
-            name(far, FlowPart::Request),
-            name(near, FlowPart::Response),
+            name(remote, FlowPart::Request),
+            name(local, FlowPart::Response),
             name(slowed, FlowPart::Notification),
         ];
         parts.iter().fold(FlowStats::default(), |sum, name| sum + fabric.flow_stats(name))
@@ -177,7 +177,7 @@ impl Applications {
     fn post(&mut self, fabric: &mut Fabric, number: u32, read: bool) {
         let ConnectionParameters { message, depth, .. } = self.terms;
         let conn = &mut self.conns[number as usize];
-        let [near, far] =
+        let [local, remote] =
             [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("a connected host"));
         let host = fabric.host(conn.host);
         while conn.left > 0 && conn.outstanding < depth {
@@ -186,11 +186,11 @@ impl Applications {
                 wr_id: number.into(),
                 opcode: if read { WrOpcode::Read } else { WrOpcode::Write },
                 flags: SendFlags::SIGNALED,
-                remote_addr: far.memory.address,
-                rkey: RKey(far.memory.key),
+                remote_addr: remote.memory.address,
+                rkey: RKey(remote.memory.key),
                 ..SendWr::default()
             };
-            let payload = [near.memory.sge(0, length)];
+            let payload = [local.memory.sge(0, length)];
             host.post_send(&conn.qp, &wr, Payload::Sges(&payload)).expect("fewer are outstanding than fit");
             conn.left -= u64::from(length);
             conn.outstanding += 1;
@@ -246,8 +246,8 @@ impl Applications {
             connected.map_err(|error| ScenarioError::Nic { host: at, error })?;
         }
         let first = self.conns.len() as u32;
-        let [near, far] = ends;
-        for (qp, host, peer) in [(near, host, peer), (far, peer, host)] {
+        let [local, remote] = ends;
+        for (qp, host, peer) in [(local, host, peer), (remote, peer, host)] {
             self.conns.push(Conn { qp, host, peer, flow: None, left: 0, outstanding: 0, latest: None });
         }
         let key = (peer as u32, host as u32, flow.priority, flow.read);

@@ -28,12 +28,12 @@ impl fmt::Debug for Capture {
 /// If no link has this name. The message lists the links.
 pub(super) fn ends(shape: &Shape, name: &str) -> Result<[End; 2], ScenarioError> {
     let called = |[a, b]: [End; 2]| format!("{}-{}", shape.name(a), shape.name(b));
-    let found = shape
+    let ends = shape
         .links
         .iter()
         .map(|link| link.ends)
         .find(|[a, b]| called([*a, *b]) == name || called([*b, *a]) == name);
-    found.ok_or_else(|| {
+    ends.ok_or_else(|| {
         let mut names: Vec<String> = shape.links.iter().map(|link| called(link.ends)).collect();
         let more = names.len().saturating_sub(12);
         names.truncate(12);

@@ -30,32 +30,32 @@ impl ShortestPaths {
             End::Station(station) => station,
             End::Switch { switch, .. } => shape.stations.len() + switch,
         };
-        let mut beside = vec![Vec::new(); shape.stations.len() + shape.switches.len()];
+        let mut adjacent = vec![Vec::new(); shape.stations.len() + shape.switches.len()];
         for link in &shape.links {
             let [a, b] = link.ends.map(node);
-            beside[a].push((b, link.link));
-            beside[b].push((a, link.link));
+            adjacent[a].push((b, link.link));
+            adjacent[b].push((a, link.link));
         }
-        ShortestPaths { beside, found: HashMap::new(), mtu, message }
+        ShortestPaths { beside: adjacent, found: HashMap::new(), mtu, message }
     }
 
     /// Returns the links of a shortest path between two nodes.
     fn between(&self, from: usize, to: usize) -> Vec<LinkConfig> {
         let mut before: Vec<Option<(usize, LinkConfig)>> = vec![None; self.beside.len()];
         let mut reached = VecDeque::from([from]);
-        while let Some(near) = reached.pop_front() {
-            for (far, link) in &self.beside[near] {
-                if *far != from && before[*far].is_none() {
-                    before[*far] = Some((near, *link));
-                    reached.push_back(*far);
+        while let Some(node) = reached.pop_front() {
+            for (neighbour, link) in &self.beside[node] {
+                if *neighbour != from && before[*neighbour].is_none() {
+                    before[*neighbour] = Some((node, *link));
+                    reached.push_back(*neighbour);
                 }
             }
         }
         let mut links = Vec::new();
         let mut at = to;
-        while let Some((near, link)) = before[at] {
+        while let Some((previous, link)) = before[at] {
             links.push(link);
-            at = near;
+            at = previous;
         }
         links.reverse();
         links

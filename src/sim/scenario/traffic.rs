@@ -68,17 +68,17 @@ impl Stage<'_> {
     ) -> Result<Vec<usize>, ScenarioError> {
         let Some(given) = given else { return Ok((0..self.hosts.len()).collect()) };
         let find = |place: &Place| {
-            let found = match place {
+            let index = match place {
                 Place::Number(number) => Some(*number).filter(|number| *number < self.hosts.len()),
                 Place::Name(name) => self.hosts.iter().position(|host| host == name),
             };
             let last = self.hosts.len() - 1;
-            found.ok_or_else(|| {
-                let says = format!(
+            index.ok_or_else(|| {
+                let message = format!(
                     "`{what}` names `{place}`, which is no host: they are 0 to {last}, or {} to {}",
                     self.hosts[0], self.hosts[last]
                 );
-                wrong(number, what, says)
+                wrong(number, what, message)
             })
         };
         given.iter().map(find).collect()
