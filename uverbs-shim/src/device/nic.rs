@@ -147,8 +147,8 @@ impl Router {
             AsyncEvent::Cq(index, kind) => (Source::Cq(index.0), kind),
             AsyncEvent::Srq(index, kind) => (Source::Srq(index.0), kind),
             AsyncEvent::Port(kind) | AsyncEvent::Device(kind) => {
-                if let Some(tell) = PORT_WATCHER.get() {
-                    tell();
+                if let Some(notify) = PORT_WATCHER.get() {
+                    notify();
                 }
                 for context in self.contexts.iter().filter_map(Weak::upgrade) {
                     context.push(Element::Port, kind);

@@ -64,8 +64,8 @@ impl Next {
 
     fn find(&self) {
         // SAFETY: a name; looks symbols up, and is called once, during initialization.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(found, Release);
+        let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(symbol, Release);
     }
 
     /// Returns the function, or `None` before this library is initialized. Callers then use the system call: no other library can be
@@ -76,9 +76,9 @@ impl Next {
     #[inline]
     unsafe fn get<F: Copy>(&self) -> Option<F> {
         const { assert!(mem::size_of::<F>() == mem::size_of::<*mut c_void>()) };
-        let found = self.address.load(Acquire);
+        let symbol = self.address.load(Acquire);
         // SAFETY: a function pointer of the caller's type, of the size asserted.
-        (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
+        (!symbol.is_null()).then(|| unsafe { transmute_copy(&symbol) })
     }
 }
 

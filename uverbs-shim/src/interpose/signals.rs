@@ -136,9 +136,9 @@ unsafe fn mask(next: Mask, how: c_int, set: *const libc::sigset_t, old: *mut lib
         if set.is_null() || how == libc::SIG_UNBLOCK {
             return next(how, set, old);
         }
-        let mut kept = *set;
-        signals::keep_unblocked(&mut kept);
-        next(how, &kept, old)
+        let mut unblocked = *set;
+        signals::keep_unblocked(&mut unblocked);
+        next(how, &unblocked, old)
     }
 }
 

@@ -101,11 +101,11 @@ impl Wanted {
 
 fn register(call: &'static str, pd: *mut ibv_pd, wanted: &Wanted) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: the contract: an object.
-    let found = unsafe { object_of(pd) }?;
+    let domain = unsafe { object_of(pd) }?;
     let memory = wanted.memory(call)?;
-    let made = found.domain.register_memory_at(memory, wanted.start(), wanted.access);
+    let made = domain.domain.register_memory_at(memory, wanted.start(), wanted.access);
     let region = made.map_err(device(call))?;
-    new_mr(pd, found, region, (wanted.address, wanted.length), None)
+    new_mr(pd, domain, region, (wanted.address, wanted.length), None)
 }
 
 fn new_mr(

@@ -133,18 +133,18 @@ const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_nl>() as libc::socklen
 
 /// Returns the port ID of a socket. Without one, the socket is bound first, as the kernel does on a send.
 fn port(fd: c_int) -> Option<u32> {
-    let ask = || {
+    let query = || {
         let (mut name, mut length) = (address(0), ADDRESS);
         // SAFETY: room for an address, and its size.
         let result = unsafe { libc::getsockname(fd, (&raw mut name).cast(), &raw mut length) };
         (result == 0).then_some(name.nl_pid)
     };
-    match ask()? {
+    match query()? {
         0 => {
             let any = address(0);
             // SAFETY: an address, and its size.
             let result = unsafe { libc::bind(fd, (&raw const any).cast(), ADDRESS) };
-            if result == 0 { ask() } else { None }
+            if result == 0 { query() } else { None }
         }
         port => Some(port),
     }
@@ -256,11 +256,11 @@ mod tests {
         let qps = vec![nldev::Qp { remote: Some(1), ..nldev::Qp::default() }; 2000];
         let device = nldev::Device { name: "roxie0".into(), qps, ..nldev::Device::default() };
         // Request of a dump of queue pairs: length, type, flags, sequence, port; the device's index.
-        let mut asked = Vec::new();
+        let mut request = Vec::new();
         for word in [24u32, 5 << 10 | 10 | 0x301 << 16, 7, 0, 8 | 1 << 16, 0] {
-            asked.extend(word.to_ne_bytes());
+            request.extend(word.to_ne_bytes());
         }
-        let answers = nldev::answers(&asked, Some(&device));
+        let answers = nldev::answers(&request, Some(&device));
         deliver(port(fd).unwrap(), fitting(&answers, usize::MAX));
         let mut buffer = [0u8; 8192];
         for expected in &answers {

@@ -55,8 +55,8 @@ impl Batch {
 unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
     // SAFETY: the caller holds the turn, so it has exclusive access to the batch.
     unsafe {
-        if let Ok(found) = object_of(qp) {
-            work(found, &mut *found.builder.0.get());
+        if let Ok(object) = object_of(qp) {
+            work(object, &mut *object.builder.0.get());
         }
     }
 }
@@ -128,9 +128,9 @@ pub(crate) fn offer(qp: &mut ibv_qp_ex, operations: u64) {
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: the contract: an object. The turn is taken before the batch is accessed.
     unsafe {
-        if let Ok(found) = object_of(qp) {
-            found.turn.take();
-            let batch = &mut *found.builder.0.get();
+        if let Ok(object) = object_of(qp) {
+            object.turn.take();
+            let batch = &mut *object.builder.0.get();
             (batch.staged, batch.current, batch.error) = (0, None, None);
         }
     }

@@ -148,7 +148,7 @@ mod tests {
     fn jobs_between_steps_occupy_no_thread() {
         const JOBS: i32 = 5 * THREADS as i32;
         let finder = Finder::default();
-        let (done, told) = channel();
+        let (done, receiver) = channel();
         let begun = Arc::new(AtomicI32::new(0));
         for number in 0..JOBS {
             let (begun, done) = (Arc::clone(&begun), done.clone());
@@ -164,7 +164,7 @@ mod tests {
             finder.run(Box::new(job)).unwrap();
         }
         for _ in 0..JOBS {
-            told.recv_timeout(Duration::from_secs(10)).unwrap();
+            receiver.recv_timeout(Duration::from_secs(10)).unwrap();
         }
     }
 
@@ -178,13 +178,13 @@ mod tests {
                 Step::Done
             }))
             .unwrap();
-        let (done, told) = channel();
+        let (done, receiver) = channel();
         for number in 0..20 {
             let done = done.clone();
             finder.run(telling(done, number)).unwrap();
         }
         let mut all: Vec<i32> =
-            (0..20).map(|_| told.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+            (0..20).map(|_| receiver.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
         all.sort_unstable();
         assert_eq!(all, (0..20).collect::<Vec<_>>());
         assert!(finder.0.work().threads <= THREADS);
@@ -195,11 +195,11 @@ mod tests {
     #[test]
     fn thread_with_work_is_not_counted_as_idle() {
         let finder = Finder::default();
-        let (done, told) = channel();
+        let (done, receiver) = channel();
         for number in 0..3 {
             let done = done.clone();
             finder.run(telling(done, number)).unwrap();
-            assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(number));
+            assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(number));
             // The thread has finished its job, and waits for another.
             while finder.0.work().idle == 0 {
                 std::thread::yield_now();

@@ -119,8 +119,9 @@ fn outliver(slot: Option<&DeviceSlot>) -> Option<OrphanTable> {
         return Some(table);
     }
     let launcher = settings::settings().launcher.as_ref()?;
-    let told = |error| report::info("rdma_cm", format_args!("no launcher outlives this process: {error}"));
-    OrphanTable::register(launcher).map_err(told).ok()
+    let log_error =
+        |error| report::info("rdma_cm", format_args!("no launcher outlives this process: {error}"));
+    OrphanTable::register(launcher).map_err(log_error).ok()
 }
 
 /// Receives the connection manager's events for the process.
@@ -342,7 +343,7 @@ impl Process {
             give_up();
             return Step::Done;
         }
-        let found = match self.look(search) {
+        let result = match self.look(search) {
             Ok(true) => Ok(SocketAddr::new(search.local, query.source.port())),
             Err(errno) => Err(errno),
             Ok(false) => {
@@ -364,7 +365,7 @@ impl Process {
                 Err(libc::ETIMEDOUT)
             }
         };
-        self.state().end_resolution(&query, found);
+        self.state().end_resolution(&query, result);
         Step::Done
     }
 
@@ -424,7 +425,7 @@ impl Process {
 
     /// Reports to all identifiers on the device if the interface was removed or the device has failed.
     pub(super) fn check_device(&'static self) {
-        let looking = move || {
+        let check = move || {
             let device = &self.nic.device;
             if device.has_failed() || Interface::by_name(&self.interface()).is_err() {
                 self.state().lose_device();
@@ -432,7 +433,7 @@ impl Process {
             Step::Done
         };
         // Without memory for a thread, the change is not reported.
-        let _ = self.finder.run(Box::new(looking));
+        let _ = self.finder.run(Box::new(check));
     }
 }
 

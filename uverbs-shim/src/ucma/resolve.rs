@@ -144,11 +144,11 @@ impl State {
         }
         let code = record[54] & SIX_BITS;
         let Some(mtu) = Mtu::from_code(code.into()).filter(|mtu| *mtu <= largest) else {
-            let told = format_args!(
+            let reason = format_args!(
                 "RDMA_OPTION_IB_PATH: path MTU code {code}, where the link has {} at most",
                 largest as u8
             );
-            return refuse(CALL, libc::EINVAL, told);
+            return refuse(CALL, libc::EINVAL, reason);
         };
         if id.stage != Stage::AddressResolved {
             return Err(libc::EINVAL);
@@ -167,6 +167,6 @@ fn primary(records: &[u8]) -> Option<&[u8; 64]> {
     const WANTED: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
     let (records, rest) = records.as_chunks::<{ size_of::<ib_path_rec_data>() }>();
     let flags = |record: &[u8]| record.first_chunk().map(|flags| u32::from_ne_bytes(*flags));
-    let found = records.iter().find(|record| flags(&record[..]) == Some(WANTED))?;
-    if rest.is_empty() { found.last_chunk() } else { None }
+    let matching = records.iter().find(|record| flags(&record[..]) == Some(WANTED))?;
+    if rest.is_empty() { matching.last_chunk() } else { None }
 }

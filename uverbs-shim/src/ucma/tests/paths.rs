@@ -24,8 +24,8 @@ fn path_of_another(side: &mut Side) -> Vec<u8> {
 
 #[test]
 fn given_path_replaces_route_resolution() {
-    let (mut near, mut side) = sides();
-    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let (mut server, mut side) = sides();
+    server.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let mut record = path_of_another(&mut side);
     assert_eq!(record.len(), 72);
     // Path MTU 512, a traffic class, a hop limit, and a packet lifetime longer than the adapter's acknowledgement delay.
@@ -42,10 +42,10 @@ fn given_path_replaces_route_resolution() {
     let again = side.state.take_path(side.file, id, &records, Mtu::Mtu4096);
     assert_eq!(again, Err(libc::EINVAL), "it has one");
     side.connect(id, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut side);
-    let asked = near.next();
-    assert_eq!(asked.what, EventType::ConnectRequest);
-    let path = near.state.id(near.file, asked.handle).unwrap().path.unwrap();
+    carry(&mut server, &mut side);
+    let request = server.next();
+    assert_eq!(request.what, EventType::ConnectRequest);
+    let path = server.state.id(server.file, request.handle).unwrap().path.unwrap();
     assert_eq!((path.mtu, path.traffic_class, path.hop_limit), (Mtu::Mtu512, 0x60, 9));
     assert_eq!(path.packet_lifetime, 18);
 }
