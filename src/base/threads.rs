@@ -40,7 +40,7 @@ const SHORT_SLICE: u64 = 100_000;
 /// # Errors
 /// If the kernel does not support or allow it. The scheduling is then unchanged.
 #[allow(unsafe_code)]
-pub fn ask_for_short_turns() -> io::Result<()> {
+pub fn request_short_slices() -> io::Result<()> {
     // SAFETY: `sched_attr` consists of numbers, for which zero is valid.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
     let size = size_of::<libc::sched_attr>() as u32;
@@ -66,7 +66,7 @@ pub fn ask_for_short_turns() -> io::Result<()> {
 /// # Errors
 /// If the process lacks CAP_SYS_NICE.
 #[allow(unsafe_code)]
-pub fn ask_to_go_first() -> io::Result<()> {
+pub fn request_real_time() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call concerns the calling thread. `parameters` live as long as the call.
     let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };

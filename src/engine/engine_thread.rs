@@ -13,7 +13,7 @@ use super::handoff::NextSleep;
 use super::shared::{Dead, Shared, WorkerGuard, readable, sleep_on};
 use super::wait_policy::WaitPolicy;
 use super::{Drive, Progress};
-use roxie_base::threads::{ask_for_short_turns, spawn_unsignalled};
+use roxie_base::threads::{request_short_slices, spawn_unsignalled};
 use roxie_base::time::Nanos;
 
 /// Restricts the calling thread to one core, and reports if that is not possible.
@@ -48,7 +48,7 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
         // Without a timer slack of 1 ns, a sleep of 50 us takes 100 us. On failure sleeps are longer.
         let _ = prctl::set_timerslack(1);
         // With short time slices, a frame does not wait until a spinning program has used up its own slice.
-        let _ = ask_for_short_turns();
+        let _ = request_short_slices();
         let _ended = match drive {
             Drive::Caller => run_between_callers(&shared),
             Drive::Thread { core, spin } => {

@@ -11,7 +11,7 @@ use super::handoff::NOTHING;
 use super::shared::{Shared, sleep_on};
 use super::wait::MAX_WATCHED;
 use super::wait_policy::WaitPolicy;
-use roxie_base::threads::ask_for_short_turns;
+use roxie_base::threads::request_short_slices;
 use roxie_base::time::Nanos;
 
 impl Shared {
@@ -58,7 +58,7 @@ impl Shared {
         thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
         if !ASKED.replace(true) {
             // Short time slices let this thread run soon after its frame arrives. The thread gets no more processor time by them.
-            let _ = ask_for_short_turns();
+            let _ = request_short_slices();
         }
         self.while_standing_in(now, || {
             self.pollers.asleep.fetch_add(1, Relaxed);

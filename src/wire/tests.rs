@@ -102,13 +102,13 @@ fn build(flow: &FlowSpec, bth: &Bth, ext: &Ext, payload: &[u8], split: usize) ->
 }
 
 /// Failed cases are kept beside this file, and run first.
-fn kept_beside() -> ProptestConfig {
+fn regressions_in_this_folder() -> ProptestConfig {
     let persistence = FileFailurePersistence::WithSource("regressions");
     ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
 }
 
 proptest! {
-    #![proptest_config(kept_beside())]
+    #![proptest_config(regressions_in_this_folder())]
 
     //= test: IBTA A17.4.5.1: roce-v2-is-never-fragmented
     //= test: IBTA A17.4.5: addresses-and-class-come-from-the-path

@@ -48,14 +48,14 @@ pub fn set_credential_server(variable: String) {
 }
 
 /// Asks the server of this process. `None`: there is none, or it does not answer.
-pub(super) fn ask(socket: BorrowedFd<'_>) -> Option<Answer> {
+pub(super) fn query(socket: BorrowedFd<'_>) -> Option<Answer> {
     match SERVER.get() {
-        Some(server) => ask_at(server, socket),
-        None => ask_at(&std::env::var(CREDENTIALS).ok()?, socket),
+        Some(server) => query_at(server, socket),
+        None => query_at(&std::env::var(CREDENTIALS).ok()?, socket),
     }
 }
 
-fn ask_at(server: &str, socket: BorrowedFd<'_>) -> Option<Answer> {
+fn query_at(server: &str, socket: BorrowedFd<'_>) -> Option<Answer> {
     let (name, secret) = server.split_once(':')?;
     let mut server = connect(name, Instant::now() + PATIENCE).ok()?;
     server.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -142,7 +142,7 @@ mod tests {
         let (stopped, stop) = io::pipe().expect("a pipe");
         let serving = std::thread::spawn(move || server.serve(stopped.as_fd()));
         let (socket, _other) = UnixStream::pair().expect("two sockets");
-        let request = |server: &str| ask_at(server, socket.as_fd());
+        let request = |server: &str| query_at(server, socket.as_fd());
         let own = Answer { uid: Some(geteuid().as_raw()) };
         assert_eq!(request(&variable), Some(own));
         let (name, secret) = variable.split_once(':').expect("both");
@@ -152,7 +152,7 @@ mod tests {
         }
         // A descriptor of another kind gets no answer, and the next program one.
         let (pipe, _writer) = io::pipe().expect("a pipe");
-        assert_eq!(ask_at(&variable, pipe.as_fd()), None);
+        assert_eq!(query_at(&variable, pipe.as_fd()), None);
         assert_eq!(request(&variable), Some(own));
         drop(stop);
         serving.join().expect("the end");

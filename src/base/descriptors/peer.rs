@@ -68,7 +68,7 @@ impl fmt::Display for Peer {
 pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let credentials = getsockopt(&socket, sockopt::PeerCredentials)?;
     let uid = credentials.uid();
-    let is_known = || match credentials::ask(socket) {
+    let is_known = || match credentials::query(socket) {
         Some(answer) => answer.uid == Some(uid),
         None => shares_user_namespace(socket),
     };

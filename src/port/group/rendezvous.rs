@@ -54,7 +54,7 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> JoinError {
 pub(super) fn find_or_begin(name: &str) -> Result<Found, JoinError> {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(fds) = ask(name, until)? {
+        if let Some(fds) = request_fds(name, until)? {
             return Ok(Found::Group(fds));
         }
         match listen(name) {
@@ -68,10 +68,10 @@ pub(super) fn find_or_begin(name: &str) -> Result<Found, JoinError> {
 
 /// Returns the descriptors that the members of the group with this name share; `None` if there is no group.
 pub(super) fn find(name: &str) -> Result<Option<Vec<OwnedFd>>, JoinError> {
-    ask(name, Instant::now() + PATIENCE)
+    request_fds(name, Instant::now() + PATIENCE)
 }
 
-fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
+fn request_fds(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     loop {
         match connect(name, until) {
             Ok(asks) => {

@@ -143,7 +143,7 @@ impl Links {
     pub fn delete(&mut self, name: &str) -> Result<(), NetdevError> {
         let mut message = LinkMessage::default();
         message.header.index = self.index(name)?;
-        self.tell(format!("delete {name}"), RouteNetlinkMessage::DelLink(message), 0)
+        self.apply(format!("delete {name}"), RouteNetlinkMessage::DelLink(message), 0)
     }
 
     /// Adds an address, usable at once (no duplicate address detection).
@@ -153,7 +153,7 @@ impl Links {
     pub fn add_address(&mut self, name: &str, address: IfAddr) -> Result<(), NetdevError> {
         let mut message = address_message(self.index(name)?, address);
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-        self.tell(
+        self.apply(
             format!("add {address} to {name}"),
             RouteNetlinkMessage::NewAddress(message),
             NLM_F_CREATE | NLM_F_EXCL,
@@ -166,7 +166,7 @@ impl Links {
     /// As [`Links::set_up`], and if the link has no such address.
     pub fn delete_address(&mut self, name: &str, address: IfAddr) -> Result<(), NetdevError> {
         let message = address_message(self.index(name)?, address);
-        self.tell(format!("delete {address} from {name}"), RouteNetlinkMessage::DelAddress(message), 0)
+        self.apply(format!("delete {address} from {name}"), RouteNetlinkMessage::DelAddress(message), 0)
     }
 
     /// Adds a permanent neighbour: no ARP or neighbour discovery for `ip` on this link.
@@ -181,7 +181,7 @@ impl Links {
         message.header.kind = RouteType::Unicast;
         message.attributes.push(NeighbourAttribute::Destination(ip.into()));
         message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
-        self.tell(
+        self.apply(
             format!("add neighbour {ip} to {name}"),
             RouteNetlinkMessage::NewNeighbour(message),
             NLM_F_CREATE | NLM_F_REPLACE,
@@ -202,7 +202,7 @@ impl Links {
         message.header.kind = RouteType::Unicast;
         message.attributes.push(RouteAttribute::Destination(destination.ip.into()));
         message.attributes.push(RouteAttribute::Gateway(gateway.into()));
-        self.tell(
+        self.apply(
             format!("add route {destination} via {gateway}"),
             RouteNetlinkMessage::NewRoute(message),
             NLM_F_CREATE | NLM_F_EXCL,
@@ -238,7 +238,7 @@ impl Links {
     }
 
     fn create(&mut self, action: String, message: LinkMessage) -> Result<(), NetdevError> {
-        self.tell(action, RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+        self.apply(action, RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
     fn change(
@@ -250,10 +250,10 @@ impl Links {
         let mut message = LinkMessage::default();
         message.header.index = self.index(name)?;
         edit(&mut message);
-        self.tell(action, RouteNetlinkMessage::SetLink(message), 0)
+        self.apply(action, RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    fn tell(&mut self, action: String, message: RouteNetlinkMessage, flags: u16) -> Result<(), NetdevError> {
+    fn apply(&mut self, action: String, message: RouteNetlinkMessage, flags: u16) -> Result<(), NetdevError> {
         match self.netlink.request(message, flags) {
             Ok(_) => Ok(()),
             Err(e) => Err(NetdevError::from_io(action, e)),

@@ -224,7 +224,7 @@ pub(super) struct Entry {
     pub(super) state: NeighbourState,
     /// The station address, if it may be used.
     pub(super) mac: Option<[u8; 6]>,
-    /// True if managed, by [`ask`] or by another process.
+    /// True if managed, by [`request_resolution`] or by another process.
     pub(super) managed: bool,
 }
 
@@ -244,17 +244,17 @@ fn entry_for(link: u32, ip: IpAddr) -> NeighbourMessage {
 }
 
 /// Looks up a neighbour. A missing entry is returned in state `none`.
-pub(super) fn look(
+pub(super) fn lookup(
     netlink: &mut Netlink,
     interface: &Interface,
     ip: IpAddr,
 ) -> Result<Entry, NeighbourError> {
     let action = || format!("look up neighbour {ip} on {}", interface.name);
-    look_on(netlink, interface.index, ip).map_err(|e| kernel(action(), e))
+    lookup_on(netlink, interface.index, ip).map_err(|e| kernel(action(), e))
 }
 
 /// Looks up a neighbour on the link of that index.
-pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<Entry> {
+pub(super) fn lookup_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<Entry> {
     let mut entry = Entry { state: NeighbourState::None, mac: None, managed: false };
     let answers = match netlink.request(RouteNetlinkMessage::GetNeighbour(entry_for(link, ip)), 0) {
         Ok(answers) => answers,
@@ -287,7 +287,11 @@ pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resul
 }
 
 /// Has the kernel resolve a neighbour: managed, else once. False if it does neither.
-pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<bool, NeighbourError> {
+pub(super) fn request_resolution(
+    netlink: &mut Netlink,
+    interface: &Interface,
+    ip: IpAddr,
+) -> Result<bool, NeighbourError> {
     let refused = |e| kernel(format!("ask for neighbour {ip} on {}", interface.name), e);
     let mut message = entry_for(interface.index, ip);
     message.header.flags = NeighbourFlags::Use;
@@ -333,7 +337,7 @@ pub(super) fn release(
     interface: &Interface,
     ip: IpAddr,
 ) -> Result<(), NeighbourError> {
-    if !look(netlink, interface, ip)?.managed {
+    if !lookup(netlink, interface, ip)?.managed {
         return Ok(());
     }
     match netlink.request(RouteNetlinkMessage::DelNeighbour(entry_for(interface.index, ip)), 0) {

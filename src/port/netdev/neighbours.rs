@@ -12,8 +12,8 @@ use netlink_packet_core::NetlinkPayload;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::neighbour::{
-    BROADCAST_MAC, Entry, NeighbourError, Route, RouteKey, ask, hop_limit_of_route, kernel, look, multicast,
-    nudge, release, route, subject,
+    BROADCAST_MAC, Entry, NeighbourError, Route, RouteKey, hop_limit_of_route, kernel, lookup, multicast,
+    nudge, release, request_resolution, route, subject,
 };
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
@@ -110,7 +110,7 @@ impl Neighbours {
             Hop::Neighbour(next_hop) => next_hop,
         };
         let start = Instant::now();
-        let mut entry = look(&mut self.netlink(), interface, next_hop)?;
+        let mut entry = lookup(&mut self.netlink(), interface, next_hop)?;
         let mut ours = false;
         if !entry.is_fixed() {
             if !interface.running && entry.mac.is_none() {
@@ -136,7 +136,7 @@ impl Neighbours {
                 });
             }
             sleep(LOOK_EVERY);
-            entry = look(&mut self.netlink(), interface, next_hop)?;
+            entry = lookup(&mut self.netlink(), interface, next_hop)?;
         }
     }
 
@@ -154,7 +154,7 @@ impl Neighbours {
             Hop::Known(mac) => return Ok(Some(mac)),
             Hop::Neighbour(next_hop) => next_hop,
         };
-        let entry = look(&mut self.netlink(), interface, next_hop)?;
+        let entry = lookup(&mut self.netlink(), interface, next_hop)?;
         if !entry.is_fixed() && !entry.managed {
             if !interface.running && entry.mac.is_none() {
                 let destination = key.destination;
@@ -227,7 +227,7 @@ impl Neighbours {
     }
 
     /// As [`Neighbours::poll`], for every neighbour: use after the link was down or the interface changed.
-    pub fn look_again(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
+    pub fn poll_all(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
         self.refresh(interface, |_| true)
     }
 
@@ -236,7 +236,7 @@ impl Neighbours {
         known.interface.clone_from(interface);
         let mut moved = Vec::new();
         for path in known.paths.iter_mut().filter(|path| concerned(path.next_hop)) {
-            let Ok(entry) = look(&mut self.netlink(), interface, path.next_hop) else { continue };
+            let Ok(entry) = lookup(&mut self.netlink(), interface, path.next_hop) else { continue };
             if !entry.is_fixed() && !entry.managed && interface.running {
                 // If the kernel refuses now, the next message about it retries.
                 path.ours |= self.keep(interface, path.key.source, path.next_hop, &entry).unwrap_or(false);
@@ -261,11 +261,11 @@ impl Neighbours {
         // For its own solicitations in IPv6 the kernel needs a link-local source address, which an interface has a
         // second or two after it came up. For a datagram it uses the datagram's source.
         let is_sent = next_hop.is_ipv6() && before.mac.is_none() && datagram().is_ok();
-        if !ask(&mut self.netlink(), interface, next_hop)? && !is_sent {
+        if !request_resolution(&mut self.netlink(), interface, next_hop)? && !is_sent {
             let action = || format!("send a datagram to {next_hop} on {}", interface.name);
             datagram().map_err(|e| kernel(action(), e))?;
         }
-        Ok(!before.managed && look(&mut self.netlink(), interface, next_hop)?.managed)
+        Ok(!before.managed && lookup(&mut self.netlink(), interface, next_hop)?.managed)
     }
 
     fn remember(&self, interface: &Interface, path: Path) {

@@ -267,7 +267,7 @@ impl Ring {
 impl Filling for Ring {
     type Time = (u32, u32);
 
-    fn look(&self) -> Option<Outlook<(u32, u32)>> {
+    fn peek(&self) -> Option<Outlook<(u32, u32)>> {
         let filled = (0..self.processors).filter(|ahead| self.is_filled(*ahead));
         let mut stamps = filled.map(|ahead| (ahead, self.stamp(self.next + ahead)));
         let (first, stamp) = stamps.next()?;

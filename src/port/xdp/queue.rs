@@ -137,7 +137,7 @@ pub(super) struct Queue {
     tx_total: usize,
     tx_kernel: usize,
     /// Descriptors on the tx ring after the last flush.
-    tx_left: u32,
+    tx_remaining: u32,
     free: Vec<Chunk>,
     slots: Vec<Option<Slot>>,
     free_slots: Vec<u32>,
@@ -193,7 +193,7 @@ impl Queue {
             longest,
             tx_total,
             tx_kernel: 0,
-            tx_left: 0,
+            tx_remaining: 0,
             slots: (0..tx_total).map(|_| None).collect(),
             free_slots: (0..u32::try_from(tx_total).unwrap_or(u32::MAX)).rev().collect(),
             free,
@@ -432,7 +432,7 @@ impl Queue {
     /// True if frames still wait for a kick: committed since the last flush, or left over from it in copy mode. A
     /// zero-copy driver polls the ring by itself.
     pub(super) fn unsent(&self) -> bool {
-        !self.pending.is_empty() || (self.copy_mode && self.tx_left > 0)
+        !self.pending.is_empty() || (self.copy_mode && self.tx_remaining > 0)
     }
 
     fn on_tx_ring(&mut self) -> u32 {
@@ -463,7 +463,7 @@ impl Queue {
             self.pending.drain(..put);
         }
         let mut remaining = self.on_tx_ring();
-        self.tx_left = remaining;
+        self.tx_remaining = remaining;
         while remaining > 0 && (self.copy_mode || self.tx.needs_wakeup()) {
             self.counters.tx_kicks += 1;
             match send(self.tx.fd().as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
@@ -481,7 +481,7 @@ impl Queue {
                     break;
                 }
                 Err(e) => {
-                    (self.is_down, self.tx_left) = (true, 0);
+                    (self.is_down, self.tx_remaining) = (true, 0);
                     return Err(failed(e));
                 }
             }
@@ -492,7 +492,7 @@ impl Queue {
             }
             (remaining, self.is_down) = (now, false);
         }
-        self.tx_left = remaining;
+        self.tx_remaining = remaining;
         if self.tx_kernel > 0 {
             self.complete();
         }

@@ -176,7 +176,7 @@ impl Run {
         let mut moved = neighbours.poll(interface);
         let again = changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_)));
         if again {
-            moved.extend(neighbours.look_again(interface));
+            moved.extend(neighbours.poll_all(interface));
         }
         for (key, mac) in moved {
             device.adapter.set_next_hop(0, key, mac);

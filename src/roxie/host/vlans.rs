@@ -99,7 +99,7 @@ impl VlanFollower {
             let interface = of.interface.get();
             let mut moved = of.neighbours.poll(&interface);
             if again {
-                moved.extend(of.neighbours.look_again(&interface));
+                moved.extend(of.neighbours.poll_all(&interface));
             }
             for (key, mac) in moved {
                 device.adapter.set_next_hop(vlan, key, mac);

@@ -76,7 +76,7 @@ impl<W: Write> PcapngWriter<W> {
     }
 
     /// Returns a writer for more packets of this writer's interfaces, by way of `out`: its packets follow this writer's section.
-    pub fn beside<O: Write>(&self, out: O) -> PcapngWriter<O> {
+    pub fn continued_on<O: Write>(&self, out: O) -> PcapngWriter<O> {
         let PcapngWriter { interfaces, snap_length, .. } = *self;
         PcapngWriter { out, interfaces, snap_length, blocks: Vec::with_capacity(2048) }
     }
