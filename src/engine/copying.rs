@@ -211,7 +211,7 @@ impl Worker {
 
     /// Puts the frames of a QP that have waited for their payload into slots. False: the port has no room.
     fn send_kept(&mut self, now: Nanos, qp: QpIndex) -> bool {
-        while let Some(frame) = self.nic.next_kept(qp) {
+        while let Some(frame) = self.nic.next_frame(qp) {
             let KeptFrame { bytes, is_missing, .. } = &frame;
             if *is_missing {
                 self.nic.payload_missing(now, qp, &Frame::whole(bytes));

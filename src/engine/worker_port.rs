@@ -49,7 +49,7 @@ impl Worker {
         self.port.set_now(now);
         self.port.tx_commit(id);
         self.flush(now);
-        self.nic.has_told(now, control);
+        self.nic.pause_sent(now, control);
     }
 
     /// Captures frames from now on. Returns the recorder if frames are captured already.

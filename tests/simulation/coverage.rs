@@ -49,7 +49,7 @@ fn receipts() -> Vec<Receipt> {
     let mut all = Vec::new();
     for service in SERVICES {
         for source in Source::ALL {
-            all.extend(Found::ALL.map(|found| Receipt { service, source, found }));
+            all.extend(Found::ALL.map(|found| Receipt { service, source, result: found }));
         }
     }
     all
@@ -57,7 +57,7 @@ fn receipts() -> Vec<Receipt> {
 
 /// Why a combination is impossible, or `None` if it can occur.
 fn cannot_find(receipt: Receipt) -> Option<&'static str> {
-    match (receipt.service, receipt.source, receipt.found) {
+    match (receipt.service, receipt.source, receipt.result) {
         (Service::Xrc, Source::Named, _) => None,
         (Service::Xrc, ..) => Some("each request of XRC names its queue"),
         (_, Source::Named, _) => Some("only requests of XRC name a queue"),
@@ -197,7 +197,7 @@ fn describe_receipt(receipt: Receipt) -> String {
         Source::Shared => "a shared queue",
         Source::Named => "the shared queue that it names",
     };
-    let found = match receipt.found {
+    let found = match receipt.result {
         Found::Receive => "a receive",
         Found::Nothing => "no receive",
         Found::NoQueue => "no such queue",

@@ -167,7 +167,7 @@ impl Manager {
             self.emit(Event::Withdrawn { id });
             return self.remove(id, Cause::Withdrawn);
         }
-        let why = WhyUnreachable::Silent { asked: connection.asked() };
+        let why = WhyUnreachable::Silent { sent: connection.transmissions() };
         self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
         self.remove(id, Cause::Evicted);
     }
@@ -218,7 +218,7 @@ impl Manager {
         while let Some(id) = self.answered.pop_front() {
             let Some(connection) = self.table.get(id).filter(|c| c.is_evictable()) else { continue };
             if !connection.orphan {
-                let why = WhyUnreachable::Silent { asked: connection.asked() };
+                let why = WhyUnreachable::Silent { sent: connection.transmissions() };
                 self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
             }
             self.remove(id, Cause::Evicted);

@@ -31,7 +31,7 @@ impl Manager {
             let key = connection.connected_key().filter(|_| connection.state != State::TimeWait);
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
-        let unanswered = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
+        let unanswered = all.iter().filter(|(_, connection)| connection.state.awaits_answer()).count();
         let mut examined = BTreeMap::new();
         let is_open = |c: &&Connection| c.suspicion.as_ref().is_some_and(|suspicion| suspicion.is_open());
         for connection in all.iter().map(|(_, connection)| *connection).filter(is_open) {
@@ -46,7 +46,7 @@ impl Manager {
             .or_else(|| differ("connections by the peer's QPs", &self.by_peer_qp, &by_peer_qp))
             .or_else(|| differ("requests in backlogs", &self.listeners.pending(&pending), &pending))
             .or_else(|| {
-                differ("connections that wait for a first answer", &self.asking, &(unanswered as u32))
+                differ("connections that wait for a first answer", &self.unanswered, &(unanswered as u32))
             })
             .or_else(|| differ("examined connections by address", open_by_address, &examined))
             .or_else(|| differ("connections that are examined", &open, &examined_in_all))

@@ -44,7 +44,7 @@ pub enum State {
 
 impl State {
     /// True while a host that may not exist has not answered yet.
-    pub(super) fn is_asking(self) -> bool {
+    pub(super) fn awaits_answer(self) -> bool {
         matches!(self, State::ReqSent | State::SidrReqSent)
     }
 
@@ -112,7 +112,7 @@ pub(super) struct Connection {
     /// Maximum number of retransmissions of a message.
     pub(super) max_retries: u8,
     /// Remaining retransmissions of the current message.
-    pub(super) retries_left: u8,
+    pub(super) retries_remaining: u8,
     /// End of the first wait for an answer to the current message.
     pub(super) answer_due: Nanos,
     /// Delay before the next repetition within that wait. Zero: no repetition.
@@ -126,7 +126,7 @@ pub(super) struct Connection {
     /// Time until which the request is repeated to a peer without a listener.
     pub(super) repeat_until: Nanos,
     /// True once a message from the peer has arrived.
-    pub(super) heard: bool,
+    pub(super) is_answered: bool,
     /// Number of times that the request was repeated because the peer had an old connection of the QP.
     pub(super) stale_refusals: u8,
     /// The examination of the established connection, if there is one.
@@ -147,7 +147,7 @@ impl Connection {
     /// True if the connection may be evicted: its peer has not confirmed our answer, or it lingers without an owner.
     pub(super) fn is_evictable(&self) -> bool {
         match self.state {
-            State::RepSent => !self.heard,
+            State::RepSent => !self.is_answered,
             State::TimeWait => self.orphan,
             _ => false,
         }
@@ -160,8 +160,8 @@ impl Connection {
     }
 
     /// Returns the number of times that the current message was sent.
-    pub(super) fn asked(&self) -> u8 {
-        let again = self.max_retries.saturating_sub(self.retries_left);
+    pub(super) fn transmissions(&self) -> u8 {
+        let again = self.max_retries.saturating_sub(self.retries_remaining);
         again.saturating_add(self.repeats).saturating_add(1)
     }
 
@@ -189,14 +189,14 @@ impl Connection {
             outgoing: None,
             answer_timeout: Nanos::ZERO,
             max_retries: 0,
-            retries_left: 0,
+            retries_remaining: 0,
             answer_due: Nanos::ZERO,
             pause: Nanos::ZERO,
             repeats: 0,
             arrived: Nanos::ZERO,
             linger: Nanos::ZERO,
             repeat_until: Nanos::ZERO,
-            heard: false,
+            is_answered: false,
             stale_refusals: 0,
             suspicion: None,
             budget: None,

@@ -46,7 +46,10 @@ impl Manager {
     /// Handles waiting requests that have a listener now, and refuses expired ones.
     pub(super) fn end_waits(&mut self, now: Nanos) {
         for early in std::mem::take(&mut self.early) {
-            if early.asked().is_some_and(|service| self.listeners.serves(service, early.route.local)) {
+            if early
+                .requested_service()
+                .is_some_and(|service| self.listeners.serves(service, early.route.local))
+            {
                 self.handle(now, early.tid, early.request, early.route);
             } else if early.until <= now {
                 self.refuse(early.tid, &early.request, early.route);

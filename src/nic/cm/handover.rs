@@ -160,7 +160,7 @@ impl Manager {
         if !self.table.insert_as(id, connection) {
             return Err(CmError::Unknown { call: "take_over", id });
         }
-        self.asking += u32::from(state.is_asking());
+        self.unanswered += u32::from(state.awaits_answer());
         self.begin_transaction(id);
         self.destroy(now, id);
         Ok(())

@@ -61,7 +61,7 @@ impl Manager {
             self.counters.unknown_id += 1;
             return None;
         }
-        (connection.heard, connection.budget) = (true, None);
+        (connection.is_answered, connection.budget) = (true, None);
         Some(connection.state)
     }
 

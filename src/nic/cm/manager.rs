@@ -79,7 +79,7 @@ pub struct Transmit {
 
 impl Transmit {
     /// True for a request to a host that may not exist: a REQ or a SIDR_REQ.
-    pub fn asks(&self) -> bool {
+    pub fn is_request(&self) -> bool {
         let attribute = MadHeader::read(&self.mad).map(|header| header.attribute);
         matches!(attribute, Some(id) if id == Kind::Req as u16 || id == Kind::SidrReq as u16)
     }
@@ -111,7 +111,7 @@ pub struct Manager {
     pub(super) dropped: DroppedRequests,
     pub(super) handover_store: Option<Box<dyn HandoverStore>>,
     /// Number of connections and resolutions that wait for a first answer.
-    pub(super) asking: u32,
+    pub(super) unanswered: u32,
     transactions: u32,
     /// Bits of the transitions so far.
     seen: u64,
@@ -140,7 +140,7 @@ impl Manager {
             proven: ProvenAddresses::default(),
             dropped: DroppedRequests::default(),
             handover_store: None,
-            asking: 0,
+            unanswered: 0,
             transactions: 0,
             seen: 0,
             config,
@@ -221,8 +221,8 @@ impl Manager {
 
     /// True while a request waits for its first answer. Only then does
     /// [`handle_undelivered`](Manager::handle_undelivered) have an effect.
-    pub fn is_asking(&self) -> bool {
-        self.asking > 0
+    pub fn awaits_answer(&self) -> bool {
+        self.unanswered > 0
     }
 
     /// Returns the counters.
@@ -307,7 +307,7 @@ impl Manager {
     /// Starts to wait for an answer, with all retries left.
     pub(super) fn await_answer(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        connection.retries_left = connection.max_retries;
+        connection.retries_remaining = connection.max_retries;
         connection.repeats = 0;
         connection.answer_due = now + connection.answer_timeout;
         connection.pause = if connection.max_retries == 0 { Nanos::ZERO } else { self.config.first_repeat };
@@ -335,7 +335,7 @@ impl Manager {
     /// answered.
     pub(super) fn repeat_at(&mut self, id: CommId, deadline: Nanos) {
         if let Some(connection) = self.table.get_mut(id) {
-            connection.retries_left = connection.retries_left.saturating_add(1);
+            connection.retries_remaining = connection.retries_remaining.saturating_add(1);
             connection.pause = Nanos::ZERO;
         }
         self.set_timer(id, deadline);
@@ -367,7 +367,8 @@ impl Manager {
         if examined.is_some_and(|suspicion| suspicion.is_open()) {
             self.open_examinations.remove(id);
         }
-        self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
+        self.unanswered =
+            self.unanswered + u32::from(state.awaits_answer()) - u32::from(before.awaits_answer());
         if let Some(place) = released {
             self.listeners.release(place.listener, id);
         }
@@ -451,7 +452,7 @@ impl Manager {
         if connection.is_half_open() {
             self.count_half_open(connection.route.remote, false);
         }
-        self.asking -= u32::from(connection.state.is_asking());
+        self.unanswered -= u32::from(connection.state.awaits_answer());
         if let Some(place) = connection.place {
             self.listeners.release(place.listener, id);
         }
@@ -467,11 +468,11 @@ impl Manager {
     /// # Errors
     /// If the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
-        let (limit, awaits_answer) = (self.table.limit(), connection.state.is_asking());
+        let (limit, awaits_answer) = (self.table.limit(), connection.state.awaits_answer());
         let half_open = connection.is_half_open().then_some(connection.route.remote);
         let (address, since, place) = (connection.route.remote, connection.arrived, connection.place);
         let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
-        self.asking += u32::from(awaits_answer);
+        self.unanswered += u32::from(awaits_answer);
         if let Some(address) = half_open {
             self.count_half_open(address, true);
         }

@@ -90,7 +90,7 @@ impl Parameters {
     }
 
     /// True if our QP sends reliable requests: RC, or the initiator of an XRC connection.
-    pub fn asks(&self) -> bool {
+    pub fn is_requester(&self) -> bool {
         self.transport == Transport::Rc || self.transport == Transport::Xrc && self.active
     }
 
@@ -113,7 +113,7 @@ impl Parameters {
 
     /// Returns the attributes for RTR to RTS.
     pub fn rts(&self) -> QpAttr {
-        let requests = self.asks();
+        let requests = self.is_requester();
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.sq_psn),

@@ -52,16 +52,16 @@ impl Manager {
             self.send_again(id, kind);
             return self.wait_on(now, id);
         }
-        let transmissions = connection.max_retries.saturating_sub(connection.retries_left);
+        let transmissions = connection.max_retries.saturating_sub(connection.retries_remaining);
         // Does not apply to SIDR_REQ: a slow host has no message to announce a delay.
-        let (waits, answered) = (connection.state == State::ReqSent, connection.heard);
+        let (waits, answered) = (connection.state == State::ReqSent, connection.is_answered);
         let remote = connection.route.remote;
         let unknown =
             waits && transmissions >= self.config.silent_retries && !answered && !self.knows(remote);
         let Some(connection) = self.table.get_mut(id) else { return };
         let silent = unknown || connection.has_last_message();
-        if connection.retries_left > 0 && !silent {
-            connection.retries_left -= 1;
+        if connection.retries_remaining > 0 && !silent {
+            connection.retries_remaining -= 1;
             let deadline = now + connection.answer_timeout;
             // The wait granted by the peer's MRA is over. The peer may send another MRA.
             let state = match connection.state {
@@ -81,7 +81,7 @@ impl Manager {
     fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
         let Some(connection) = self.table.get(id) else { return };
         let (state, orphan) = (connection.state, connection.orphan);
-        let why = WhyUnreachable::Silent { asked: connection.asked() };
+        let why = WhyUnreachable::Silent { sent: connection.transmissions() };
         let unreachable = Event::Unreachable { id, unanswered, why };
         match state {
             State::ReqSent | State::RepWait => {

@@ -46,6 +46,6 @@ impl Manager {
         let id = CommId(MadHeader::read(header)?.tid as u32);
         let connection = self.table.get(id)?;
         let ours = connection.outgoing.as_ref()?.mad.starts_with(quoted);
-        (connection.state.is_asking() && connection.route.remote == remote && ours).then_some(id)
+        (connection.state.awaits_answer() && connection.route.remote == remote && ours).then_some(id)
     }
 }

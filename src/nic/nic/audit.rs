@@ -110,7 +110,7 @@ impl Nic {
             return None;
         }
         // A client's QP may also wait for its page's turn.
-        if !entry.schedule.is_unfetched() && entry.sends.page().is_none() && entry.qp.owes_sends() {
+        if !entry.schedule.is_unfetched() && entry.sends.page().is_none() && entry.qp.has_sends_to_flush() {
             return Some("it has work requests to flush, and is in no list".into());
         }
         if !entry.schedule.is_ready() && entry.qp.wants_transmit(&self.config.limits) {

@@ -189,7 +189,7 @@ impl Nic {
             && let Some(has_place) = self.parking.set_aside(&mut self.qps, index, received)
         {
             self.counters.rx_dropped_awaiting_copies += u64::from(!has_place);
-            return Some(Verdict::AwaitsCopies { kept: has_place });
+            return Some(Verdict::AwaitsCopies { is_held: has_place });
         }
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index.0)?;

@@ -66,7 +66,7 @@ pub(super) struct Parking {
     /// Batches that the answer of the latest command waits for.
     awaited: Vec<u64>,
     /// When overdue batches were last looked for.
-    looked: Nanos,
+    checked_at: Nanos,
 }
 
 /// State of the batches that an answer waits for.
@@ -178,8 +178,8 @@ impl Nic {
     pub fn abandon_overdue(&mut self, now: Nanos, deadline: Nanos) -> bool {
         let mut overdue = Vec::new();
         // A NIC that was stopped, or had no processor, gives the threads their time again.
-        let was_stopped = now - self.parking.looked > deadline + Nanos(deadline.0 / 8);
-        self.parking.looked = now;
+        let was_stopped = now - self.parking.checked_at > deadline + Nanos(deadline.0 / 8);
+        self.parking.checked_at = now;
         for out in self.parking.out.iter_mut().filter(|out| !out.is_abandoned && out.since != Nanos::MAX) {
             if was_stopped || out.memory.is_paused() {
                 out.since = now;
@@ -360,7 +360,7 @@ impl Nic {
 
     /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them, and one that has lost a write none that could
     /// acknowledge it.
-    pub fn next_kept(&mut self, qp: QpIndex) -> Option<KeptFrame> {
+    pub fn next_frame(&mut self, qp: QpIndex) -> Option<KeptFrame> {
         let is_live = self.qps.get(qp.0)?.is_live();
         let parked = self.qps.parked_mut(qp)?;
         if parked.has_lost {

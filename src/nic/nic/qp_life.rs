@@ -137,8 +137,8 @@ impl Nic {
                 schedule: Schedule::new(QpIndex(index)),
                 capable: false,
                 notification_due: false,
-                has_heard: false,
-                has_asked: false,
+                has_received: false,
+                has_probed: false,
                 last_notification: LastNotification::default(),
                 own_control: None,
                 share: None,
@@ -293,8 +293,8 @@ impl QpEntry {
 
     /// True if [`Nic::fetch`] has work requests or receives to flush.
     #[inline]
-    pub(super) fn owes_flush(&self, srqs: &Srqs) -> bool {
-        self.qp.owes_sends() || (self.qp.flushes_receives() && self.receives.available(srqs) > 0)
+    pub(super) fn needs_flush(&self, srqs: &Srqs) -> bool {
+        self.qp.has_sends_to_flush() || (self.qp.flushes_receives() && self.receives.available(srqs) > 0)
     }
 
     pub(super) fn status(&self) -> QpStatus {

@@ -81,7 +81,7 @@ impl ClientDoorbells {
 
     /// Number of pages.
     #[cfg(any(test, feature = "testing"))]
-    pub fn pages_heard(&self) -> usize {
+    pub fn page_count(&self) -> usize {
         self.pages().map_or(0, |pages| pages.all.len())
     }
 

@@ -287,7 +287,7 @@ impl CompletionRing {
         if to.capacity < remaining {
             return Err(remaining.try_into().unwrap_or(u32::MAX));
         }
-        Ok(Move { to, first, left: remaining, moved: 0 })
+        Ok(Move { to, first, remaining, moved: 0 })
     }
 
     /// The application's side: the numbers of completions polled and published since the queue was made.
@@ -363,7 +363,7 @@ pub struct Move {
     /// The position of the first completion that moves.
     first: u64,
     /// Completions that are still to move.
-    left: u64,
+    remaining: u64,
     /// Completions that are in the other ring. Only the move writes there: its indices, which a client could overwrite, are not read.
     moved: u64,
 }
@@ -371,7 +371,7 @@ pub struct Move {
 impl Move {
     /// Number of completions pushed to the ring `from`.
     pub fn add(&mut self, pushed: usize) {
-        self.left += pushed as u64;
+        self.remaining += pushed as u64;
     }
 
     /// Moves up to `most` completions. True: all have moved, and the other ring takes over.
@@ -381,21 +381,21 @@ impl Move {
     pub fn go_on(&mut self, from: &CompletionRing, most: u64) -> Result<bool, Overflow> {
         let mut result = Ok(true);
         // No more than were there: another process may write completions meanwhile, or name the memory of the old ring for the new one.
-        for _ in 0..self.left.min(most) {
-            self.left -= 1;
+        for _ in 0..self.remaining.min(most) {
+            self.remaining -= 1;
             let Some((wc, time)) = from.poll_timed() else {
-                self.left = 0;
+                self.remaining = 0;
                 break;
             };
             if self.moved == self.to.capacity {
-                self.left = 0;
+                self.remaining = 0;
                 result = Err(Overflow);
                 break;
             }
             self.to.write(self.to.memory.words(), self.moved, &wc, time);
             self.moved += 1;
         }
-        if self.left > 0 {
+        if self.remaining > 0 {
             return Ok(false);
         }
         self.to.word(PRODUCER).store(self.moved, Release);

@@ -133,7 +133,7 @@ pub struct Receipt {
     /// Source of the receive.
     pub source: Source,
     /// Result.
-    pub found: Found,
+    pub result: Found,
 }
 
 /// Effect of a completion, or of time, on the event of a completion queue.
@@ -210,7 +210,7 @@ impl Coverage {
     }
 
     fn receipt_index(receipt: Receipt) -> usize {
-        (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.found as usize
+        (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.result as usize
     }
 
     /// Returns the number of received messages of this kind.
@@ -311,13 +311,13 @@ mod record {
 
         /// Records the verdict of a received packet.
         pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
-            let (Some(result), Some(service)) = (found(packet, verdict), qp.service) else { return };
+            let (Some(result), Some(service)) = (result_of(packet, verdict), qp.service) else { return };
             let source = match (qp.qp_type, qp.shares_receives) {
                 (QpType::XrcRecv, _) => Source::Named,
                 (_, true) => Source::Shared,
                 (_, false) => Source::Own,
             };
-            let receipt = Receipt { service, source, found: result };
+            let receipt = Receipt { service, source, result };
             note(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
         }
 
@@ -338,7 +338,7 @@ mod record {
     }
 
     /// Returns the result for a packet that takes a receive. `None`: it takes none, or failed an earlier check.
-    fn found(packet: &Packet, verdict: &Verdict) -> Option<Found> {
+    fn result_of(packet: &Packet, verdict: &Verdict) -> Option<Found> {
         let takes = match (packet.info().operation, packet.info().position) {
             (Operation::Send, Position::First | Position::Only) => true,
             (Operation::Write, _) => packet.imm().is_some(),

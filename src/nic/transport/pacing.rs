@@ -158,7 +158,7 @@ impl Pacing {
     }
 
     /// True if the reaction point measures round trips.
-    pub fn goes_by_delay(&self) -> bool {
+    pub fn is_delay_based(&self) -> bool {
         self.pace.as_ref().is_some_and(|pace| pace.measures())
     }
 
@@ -249,7 +249,7 @@ impl Pacing {
 
     /// True if packets of `bytes` bytes are so far apart that `count` of them take longer than half of `timeout`.
     #[cold]
-    pub(super) fn are_far_apart(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
+    pub(super) fn exceeds_timeout(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
         let Some(pace) = &self.pace else { return false };
         // With a shared rate, the next turn comes after those of the other QPs.
         let turn = pace.share.as_ref().map_or(Nanos::ZERO, |share| share.ready_at().since(now));

@@ -61,15 +61,15 @@ pub(super) fn read_response_opcode(k: u32, packets: u32) -> Opcode {
     }
 }
 
-/// True if packet `k` of a READ response may have this position. `asked_from`: the packet from which the READ was requested last;
+/// True if packet `k` of a READ response may have this position. `requested_from`: the packet from which the READ was requested last;
 /// `last`: it is the last packet.
 ///
 /// The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with
 /// FIRST or ONLY (the specification). Both are accepted; the PSN gives the offset.
 //= IBTA 9.9.2: response-fits-its-request
 #[inline(always)]
-pub(super) fn response_fits(position: Position, k: u32, asked_from: u32, last: bool) -> bool {
-    let (begins, continues) = (k == asked_from, k > 0);
+pub(super) fn response_fits(position: Position, k: u32, requested_from: u32, last: bool) -> bool {
+    let (begins, continues) = (k == requested_from, k > 0);
     match position {
         Position::First => begins && !last,
         Position::Middle => continues && !last,

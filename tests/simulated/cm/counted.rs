@@ -130,7 +130,7 @@ fn listeners_are_counted() {
 #[test]
 fn last_event_of_an_id_is_recognized() {
     let (id, route) = (CommId(7), Route::new(address(A), address(B)));
-    let why = WhyUnreachable::Silent { asked: 1 };
+    let why = WhyUnreachable::Silent { sent: 1 };
     let last = [
         Event::Rejected { id, reject: Box::new(Rej::default()) },
         Event::Unreachable { id, unanswered: Kind::Req, why },

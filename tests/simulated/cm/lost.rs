@@ -41,7 +41,7 @@ fn silent_peer_is_given_up_with_a_rej() {
     assert_eq!(sent, [Kind::Req, Kind::Req, Kind::Req, Kind::Req, Kind::Rej]);
     assert_eq!(
         pair.event(A),
-        Event::Unreachable { id: a, unanswered: Kind::Req, why: WhyUnreachable::Silent { asked: 4 } }
+        Event::Unreachable { id: a, unanswered: Kind::Req, why: WhyUnreachable::Silent { sent: 4 } }
     );
     pair.nothing_is_left();
     pair.no_events();
@@ -176,7 +176,7 @@ fn passive_end_gives_up_without_rtu() {
     }
     assert_eq!(
         pair.event(B),
-        Event::Unreachable { id: b, unanswered: Kind::Rep, why: WhyUnreachable::Silent { asked: 16 } }
+        Event::Unreachable { id: b, unanswered: Kind::Rep, why: WhyUnreachable::Silent { sent: 16 } }
     );
     let (_, CmMessage::Rej(rej)) = CmMessage::read(&last[0].mad).unwrap() else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.message), (RejReason::TIMEOUT, Stage::Rep));

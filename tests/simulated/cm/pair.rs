@@ -105,7 +105,7 @@ impl Pair {
                 Hears::Answers => is_answered,
                 Hears::Data => true,
             };
-            if examination.asks && !has_heard {
+            if examination.probes_peer && !has_heard {
                 (self.asked[end], self.is_answered[end]) = (self.asked[end] + 1, true);
             }
             self.ends[end].examined(self.now, &examination, has_heard);

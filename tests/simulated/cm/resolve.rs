@@ -92,7 +92,7 @@ fn silence_is_reported_after_all_retries() {
     assert_eq!(sent, 3);
     assert_eq!(
         pair.event(A),
-        Event::Unreachable { id: a, unanswered: Kind::SidrReq, why: WhyUnreachable::Silent { asked: 3 } }
+        Event::Unreachable { id: a, unanswered: Kind::SidrReq, why: WhyUnreachable::Silent { sent: 3 } }
     );
     pair.nothing_is_left();
 }

@@ -48,7 +48,7 @@ fn early_repetition_costs_no_retry() {
     let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
     // Within the first wait of 4.83 s, and then the request's number of retries.
     about(&at, &[0, 250, 750, 1750, 3750, 4832, 9664]);
-    let why = WhyUnreachable::Silent { asked: 7 };
+    let why = WhyUnreachable::Silent { sent: 7 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
     assert_eq!(pair.ends[A].counters().sent_again(Kind::Req), 6);
     pair.nothing_is_left();

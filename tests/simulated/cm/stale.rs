@@ -225,7 +225,10 @@ fn late_manager_gives_the_peer_its_time() {
         pair.now = pair.now + LONG;
         pair.ends[B].handle_timeouts(pair.now);
         let question = pair.ends[B].poll_examination().expect("a question");
-        assert!(question.asks && pair.ends[B].poll_examination().is_none(), "step {step}: {question:?}");
+        assert!(
+            question.probes_peer && pair.ends[B].poll_examination().is_none(),
+            "step {step}: {question:?}"
+        );
         pair.ends[B].examined(pair.now, &question, false);
         pair.ends[B].handle_timeouts(pair.now + Nanos::from_millis(290));
         assert_eq!(pair.ends[B].poll_examination(), None, "step {step}");
@@ -245,7 +248,7 @@ fn late_answer_of_an_earlier_examination_ends_nothing() {
         pair.ends[B].poll_examination().expect("a question")
     });
     let last = questions.nth(3).expect("four questions");
-    assert!(!last.asks);
+    assert!(!last.probes_peer);
     // The peer was heard by then, and the examination is over. Another one begins.
     pair.ends[B].examined(pair.now, &last, true);
     pair.now = pair.now + LONG;

@@ -18,15 +18,15 @@ fn nothing_there(id: CommId, unanswered: Kind) -> Event {
 #[test]
 fn undelivered_request_ends_at_once() {
     let mut pair = Pair::new();
-    assert!(!pair.ends[A].is_asking());
+    assert!(!pair.ends[A].awaits_answer());
     let a = pair.connect();
-    assert!(pair.ends[A].is_asking());
+    assert!(pair.ends[A].awaits_answer());
     let sent = pair.outbox(A)[0].mad;
     pair.lose(A);
     // Linux quotes nearly the whole datagram; the header is enough.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent[..mad::MAD_HEADER_LEN]);
     assert_eq!(pair.event(A), nothing_there(a, Kind::Req));
-    assert_eq!((pair.state(A, a), pair.ends[A].is_asking(), pair.lose(A)), (None, false, vec![]));
+    assert_eq!((pair.state(A, a), pair.ends[A].awaits_answer(), pair.lose(A)), (None, false, vec![]));
     pair.nothing_is_left();
     // A second error changes nothing.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
@@ -79,7 +79,7 @@ fn only_matching_icmp_quote_is_believed() {
     assert!(matches!(pair.event(A), Event::Reply { .. }));
     pair.ends[A].handle_undelivered(pair.now, gid(B), &longer);
     assert_eq!(pair.state(A, a), Some(State::RepRcvd));
-    assert!(!pair.ends[A].is_asking());
+    assert!(!pair.ends[A].awaits_answer());
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.settle();
     assert_eq!(pair.state(A, a), Some(State::Established));
@@ -141,7 +141,7 @@ fn copies(pair: &mut Pair) -> (usize, Nanos) {
         pair.wait_for(A);
     }
     let asked = sent.iter().filter(|kind| **kind == Kind::Req).count();
-    let why = WhyUnreachable::Silent { asked: asked as u8 };
+    let why = WhyUnreachable::Silent { sent: asked as u8 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
     (asked, pair.now - began)
 }

@@ -102,7 +102,7 @@ impl State {
                 );
                 libc::ECONNREFUSED
             }
-            WhyUnreachable::Silent { asked } => {
+            WhyUnreachable::Silent { sent: asked } => {
                 report::info(
                     "rdma_connect",
                     format_args!(

@@ -182,7 +182,7 @@ fn run(seed: u64, executions: u64) -> Outcome {
     for (side, own) in bench.sides.iter().zip(own) {
         assert_eq!(side.objects(), own, "left of honest clients");
         assert!(side.accounts().are_empty(), "something is still charged");
-        assert_eq!(side.engine().inspect(|worker| worker.clients().pages_heard()), 0, "doorbell pages");
+        assert_eq!(side.engine().inspect(|worker| worker.clients().page_count()), 0, "doorbell pages");
     }
     drop(bench);
     assert_eq!(Held::now(), before, "what the process holds");

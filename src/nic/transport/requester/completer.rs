@@ -145,7 +145,7 @@ impl Requester {
         let last = k + 1 == packets_for(wqe.length(), mtu);
         // With selective repeat, packets that were asked for alone lie between those of the first answer.
         let fits =
-            self.scoreboard.is_some() || response_fits(packet.info().position, k, wqe.asked_from, last);
+            self.scoreboard.is_some() || response_fits(packet.info().position, k, wqe.requested_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, response);
         }
@@ -194,7 +194,7 @@ impl Requester {
             self.skip_received();
         }
         let is_placed = is_new || known && positive(packet);
-        Some(Verdict::Early { expected: self.window.una(), kept: is_placed })
+        Some(Verdict::Early { expected: self.window.una(), is_placed })
     }
 
     /// Moves `una` over responses that came early and are due now, and over what was answered behind them.
@@ -285,7 +285,7 @@ impl Requester {
         let una = self.window.una();
         let Some(board) = &mut self.scoreboard else { return Verdict::Acknowledged };
         let missing = board.mark_missing(una, &sack, before, cause);
-        let verdict = Verdict::Selective { asked: missing.asked, of: sack.count };
+        let verdict = Verdict::Selective { requested: missing.missing, of: sack.count };
         let Some(first) = missing.first else {
             return if una == before { verdict } else { Verdict::Acknowledged };
         };
@@ -399,7 +399,7 @@ impl Requester {
     pub(super) fn advance(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, una: Psn) {
         let attributes = qp.attributes();
         let is_behind = self.window.acknowledge(una);
-        self.asking.advance(una);
+        self.ack_requests.advance(una);
         self.retry.progress(attributes, self.window.is_idle());
         // Progress of the receiver ends the RNR wait.
         self.sending.end_wait();

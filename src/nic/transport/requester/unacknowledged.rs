@@ -81,7 +81,7 @@ impl Requester {
         }
         let mtu = qp.qp_type.is_connected().then_some(qp.mtu());
         //= IBTA 9.8.2: uc-is-done-when-it-has-left
-        if self.window.unacknowledged_left(plan.bth.psn, mtu) {
+        if self.window.unacknowledged_sent(plan.bth.psn, mtu) {
             self.complete_oldest(qp, ctx);
         }
     }

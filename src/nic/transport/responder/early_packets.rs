@@ -46,9 +46,9 @@ impl Responder {
         if let Some(early) = &mut self.early {
             early.note(packet.bth.psn, ahead, is_placed);
         }
-        self.ask_for_missing();
+        self.request_missing();
         ctx.counters.early_kept += u64::from(is_placed && !known);
-        Verdict::Early { expected, kept: is_placed }
+        Verdict::Early { expected, is_placed }
     }
 
     /// Places the payload of an early packet. Returns false if the packet is not to be kept.
@@ -213,7 +213,7 @@ impl Responder {
             early.forget_end();
         }
         if !early.is_empty() {
-            self.ask_for_missing();
+            self.request_missing();
         } else if passed {
             self.acknowledge();
         }
@@ -271,11 +271,11 @@ impl Responder {
         let ahead = psn.distance_from(self.expected);
         let early = self.early.as_mut().filter(|_| ahead > 0)?;
         early.take_back(psn, ahead as u32);
-        Some(Verdict::Early { expected: self.expected, kept: false })
+        Some(Verdict::Early { expected: self.expected, is_placed: false })
     }
 
     /// Queues a selective acknowledgement.
-    fn ask_for_missing(&mut self) {
+    fn request_missing(&mut self) {
         let (psn, msn) = (self.expected, self.msn);
         let may_be_ack = !self.resources.answers(psn - 1);
         self.replies.push(Reply::Sack { psn, msn, may_be_ack });

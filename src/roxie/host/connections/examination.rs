@@ -12,7 +12,7 @@ impl<C: Consumer> Core<C> {
     /// Answers the manager's questions.
     pub(super) fn examine(&mut self, now: Nanos) {
         while let Some(examination) = self.manager.poll_examination() {
-            let has_received = has_heard(&self.device, examination.qpn, examination.asks);
+            let has_received = has_heard(&self.device, examination.qpn, examination.probes_peer);
             self.manager.examined(now, &examination, has_received);
         }
     }

@@ -28,7 +28,7 @@ pub(super) struct MessagePath {
 
 impl MessagePath {
     pub(super) fn of(transmit: &Transmit) -> MessagePath {
-        MessagePath::to(&transmit.route, transmit.asks())
+        MessagePath::to(&transmit.route, transmit.is_request())
     }
 
     /// Returns the path of a request to the same host.

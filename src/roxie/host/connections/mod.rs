@@ -174,7 +174,7 @@ impl<C: Consumer> ConnectionService<C> {
             call(manager, consumer, now)
         };
         core.settle(now);
-        let awaits_answer = core.manager.is_asking();
+        let awaits_answer = core.manager.awaits_answer();
         let opened = core.reports.open_if(&inner.device, awaits_answer);
         let posted = core.send(&inner.ask);
         let waiting = opened || !core.outbox.is_empty() || core.manager.next_deadline() < before;
@@ -532,7 +532,7 @@ impl<C: Consumer> Poller<'_, C> {
         core.handle_undelivered(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
-        let awaits_answer = core.manager.is_asking();
+        let awaits_answer = core.manager.awaits_answer();
         core.reports.open_if(&self.inner.device, awaits_answer);
         core.send(&self.inner.ask) || posted
     }

@@ -13,7 +13,7 @@ use roxie_wire::{Packet, Psn};
 
 impl Scoreboard {
     /// True if a READ request from response packet `k` on asks for that packet alone, because packets behind it came.
-    pub(crate) fn asks_alone(&self, window: &SendWindow, wqe: &Wqe, k: u32) -> bool {
+    pub(crate) fn requests_one_packet(&self, window: &SendWindow, wqe: &Wqe, k: u32) -> bool {
         let behind = self.bits(wqe.first_psn + k, wqe.end_psn());
         wqe.started && !self.whole && self.has_begun(window.una(), wqe) && self.lost & behind != behind
     }
@@ -24,7 +24,7 @@ impl Scoreboard {
     }
 
     /// True if the next work request is a READ or atomic of which nothing came: it is asked for as a whole.
-    pub(crate) fn begins_anew(&mut self, window: &SendWindow) -> bool {
+    pub(crate) fn requests_whole(&mut self, window: &SendWindow) -> bool {
         let wqe = window.next_wqe();
         if !wqe.wr.opcode.takes_resource() || self.has_begun(window.una(), wqe) {
             return false;
@@ -59,7 +59,7 @@ impl Scoreboard {
         }
         self.lost |= lost;
         let of = (end - una.value()).value().min(128) as u8;
-        Some(Verdict::Selective { asked: missing.count_ones() as u8, of })
+        Some(Verdict::Selective { requested: missing.count_ones() as u8, of })
     }
 
     /// True if the READ response with this PSN came early, and is stored.
