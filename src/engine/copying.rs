@@ -172,7 +172,7 @@ impl Worker {
         // A QP without room for its frames holds up no other.
         for _ in 0..self.nic.released() {
             let Some(qp) = self.nic.next_released() else { break };
-            if !self.send_kept(now, qp) {
+            if !self.send_parked_frames(now, qp) {
                 self.nic.release_later();
                 continue;
             }
@@ -210,7 +210,7 @@ impl Worker {
     }
 
     /// Puts the frames of a QP that have waited for their payload into slots. False: the port has no room.
-    fn send_kept(&mut self, now: Nanos, qp: QpIndex) -> bool {
+    fn send_parked_frames(&mut self, now: Nanos, qp: QpIndex) -> bool {
         while let Some(frame) = self.nic.next_frame(qp) {
             let KeptFrame { bytes, is_missing, .. } = &frame;
             if *is_missing {

@@ -150,7 +150,7 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
             }
             // A caller runs a pass. If this thread waited for the lock, the caller would pay a system call to hand it over.
             drop(polling);
-            if let NextSleep::Until(until) = shared.handoff.rest_beside_caller(now.0) {
+            if let NextSleep::Until(until) = shared.handoff.rest_while_caller_polls(now.0) {
                 let until = backoff_sleep(shared, now, Nanos(until));
                 check_after_backoff(shared, until);
             }
@@ -168,7 +168,7 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
             block(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
-            if shared.owed_at().is_none() {
+            if shared.deferred_ack_since().is_none() {
                 thread::yield_now();
             }
         }
@@ -184,9 +184,9 @@ fn pass(shared: &Shared, worker: &mut WorkerGuard<'_>, now: Nanos) -> Progress {
     let intake = worker.take_in(now);
     shared.wake_pollers(intake.completions);
     if intake.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
-        match shared.owed_at() {
+        match shared.deferred_ack_since() {
             None if intake.received > 0 && shared.handoff.away(now.0) < WaitPolicy::RECENT_NS => {
-                shared.owe(worker, now);
+                shared.defer_acks(worker, now);
                 return intake;
             }
             Some(at) if now - at < Nanos(WaitPolicy::OWED_FOR_NS) => return intake,
@@ -235,7 +235,7 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
 /// stopped, or were cancelled. `until`: when the sleep was to end.
 fn check_after_backoff(shared: &Shared, until: Nanos) {
     let now = shared.clock.now().0;
-    if !shared.handoff.has_stand_in() {
+    if !shared.handoff.has_substitute() {
         // A caller that polls runs a pass within `JUST_NOW_NS`; a longer absence at `until` is a miss. Two cases are no miss:
         // * The engine thread has preempted the poller since `until`. The absence is therefore measured at `until`, not now.
         // * A caller has postponed the end of the sleep to a time that is still ahead.
@@ -249,7 +249,7 @@ fn check_after_backoff(shared: &Shared, until: Nanos) {
     }
     // The caller that blocks on the link has not fetched its frame: take over.
     if work_waits(shared) {
-        let _ = shared.handoff.end_stand_in();
+        let _ = shared.handoff.end_substituting();
     }
 }
 

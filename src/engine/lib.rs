@@ -189,11 +189,11 @@ impl Engine {
         if !self.caller_drives {
             return Progress::default();
         }
-        let progress = self.pass_and_look_on(&has_come);
+        let progress = self.poll_and_watch(&has_come);
         if self.shared.handoff_due.load(Relaxed) && !has_come() {
             // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
             // that expectation.
-            self.shared.handoff.forget_stand_in();
+            self.shared.handoff.distrust_substitutes();
             self.step_aside();
         }
         if progress.completions > 0 {
@@ -206,11 +206,11 @@ impl Engine {
         progress
     }
 
-    fn pass_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
+    fn poll_and_watch(&self, has_come: &impl Fn() -> bool) -> Progress {
         let now = self.now();
         self.shared.pollers.note_thread(now.0, waiters::this_thread());
         self.shared.passed(now);
-        let just_polled = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
+        let just_polled = self.shared.blocked_recently(now) && self.shared.was_empty_recently(now);
         if just_polled && !self.shared.spinning.is_due() {
             return Progress::default();
         }
@@ -220,7 +220,7 @@ impl Engine {
         };
         let intake = worker.take_in(now);
         self.shared.note(now, &intake);
-        if self.put_off_replies(&worker, now, &intake) {
+        if self.defer_replies(&worker, now, &intake) {
             return Progress { more: intake.received > 0, ..intake };
         }
         let progress = intake.and(&self.shared.send_out(&mut worker, now));
@@ -230,9 +230,9 @@ impl Engine {
             if let Some(intake) = self.spin_for_completion(now, published, has_come) {
                 return intake;
             }
-            self.shared.found_nothing(now);
+            self.shared.note_empty_pass(now);
         } else {
-            self.shared.found_something();
+            self.shared.note_busy_pass();
             self.shared.wake_if_needed(&worker, progress.more);
             let ended = self.now();
             self.shared.handoff.pass_ended(ended.0);
@@ -243,8 +243,8 @@ impl Engine {
 
     /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is trusted to poll
     /// again soon. Requests unblocked by an ACK, and READ responses, are sent at once. Returns true if the pass may end.
-    fn put_off_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
-        let deferred_since = self.shared.owed_at();
+    fn defer_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
+        let deferred_since = self.shared.deferred_ack_since();
         let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();
         if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {
             return false;
@@ -252,7 +252,7 @@ impl Engine {
         match deferred_since {
             None => {
                 if came.received > 0 {
-                    self.shared.owe(worker, now);
+                    self.shared.defer_acks(worker, now);
                 }
                 came.received > 0
             }
@@ -313,7 +313,7 @@ impl Engine {
     fn try_to_send_last(&self) -> Option<bool> {
         let mut worker = self.shared.try_turn_between()?;
         let has_work = |worker: &Worker| {
-            let has_deferred = self.shared.owed_at().is_some();
+            let has_deferred = self.shared.deferred_ack_since().is_some();
             has_deferred || worker.doorbells().any() || worker.nic().has_ready()
         };
         if has_work(&worker) && self.thread.is_none() {
@@ -421,7 +421,7 @@ impl Engine {
     {
         match self.visit(move |worker: &mut Worker| look(worker)) {
             Ok(result) => result,
-            Err(look) => look(&mut self.shared.lock_to_look()),
+            Err(look) => look(&mut self.shared.lock_to_inspect()),
         }
     }
 
@@ -480,7 +480,7 @@ impl Engine {
     pub fn take_link_error(&self) -> Option<io::Error> {
         match self.visit(Worker::take_link_error) {
             Ok(error) => error,
-            Err(take) => take(&mut self.shared.lock_to_look()),
+            Err(take) => take(&mut self.shared.lock_to_inspect()),
         }
     }
 }
@@ -489,7 +489,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if let Ok(mut worker) = self.shared.lock_between() {
             let now = self.now();
-            self.shared.send_what_is_owed(&mut worker, now);
+            self.shared.send_deferred_acks(&mut worker, now);
         }
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {

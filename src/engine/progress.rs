@@ -23,7 +23,7 @@ impl Progress {
     }
 
     /// Adds up passes of two workers.
-    pub(super) fn beside(self, other: &Progress) -> Progress {
+    pub(super) fn plus(self, other: &Progress) -> Progress {
         Progress {
             received: self.received + other.received,
             sent: self.sent + other.sent,

@@ -129,20 +129,20 @@ impl Engine {
         has_come: impl Fn() -> bool,
     ) -> Option<Progress> {
         let spinning = &self.shared.spinning;
-        if !self.shared.said_to_wait_lately(now) || self.shared.is_crowded(now) {
+        if !self.shared.announced_wait_recently(now) || self.shared.is_crowded(now) {
             return None;
         }
         let expected = spinning.take_chance()?;
-        let completed = self.shared.while_standing_in(now, || {
-            self.look_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
+        let completed = self.shared.while_substituting(now, || {
+            self.spin_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
         });
         spinning.note(expected, completed);
         completed?;
-        self.shared.goes_on_waiting(now);
+        self.shared.keeps_waiting(now);
         Some(Progress { completions: 1, ..Progress::default() })
     }
 
-    fn look_until(
+    fn spin_until(
         &self,
         until: Nanos,
         published: Published,
@@ -153,13 +153,13 @@ impl Engine {
             if now >= until {
                 return None;
             }
-            self.shared.goes_on_passing(now);
+            self.shared.keeps_polling(now);
             if let Some(mut worker) = self.shared.try_turn() {
                 let progress = worker.take_in(now);
                 let completed = Completed::since(published, worker.nic().published());
                 if !progress.is_idle() {
                     self.shared.note(now, &progress);
-                    if !self.put_off_replies(&worker, now, &progress) {
+                    if !self.defer_replies(&worker, now, &progress) {
                         let sent = self.shared.send_out(&mut worker, now);
                         self.shared.wake_if_needed(&worker, progress.more || sent.more);
                     }

@@ -237,7 +237,7 @@ impl Worker {
     /// Receives a burst, has the QPs process it, and copies its payload to memory.
     fn receive(&mut self, now: Nanos) -> usize {
         if self.nic.sends_pauses() {
-            self.tell_neighbour(now);
+            self.pause_neighbour(now);
         }
         let count = self.port.rx_burst(now);
         let notes = self.port.wants_notes();
@@ -358,8 +358,8 @@ impl Worker {
         while let Some(event) = self.nic.take_event() {
             if let Some(siblings) = &self.siblings {
                 match event {
-                    AsyncEvent::Cq(cq, EventKind::CqError) => siblings.tell_failed(Object::Cq(cq)),
-                    AsyncEvent::Srq(srq, EventKind::SrqError) => siblings.tell_failed(Object::Srq(srq)),
+                    AsyncEvent::Cq(cq, EventKind::CqError) => siblings.notify_failed(Object::Cq(cq)),
+                    AsyncEvent::Srq(srq, EventKind::SrqError) => siblings.notify_failed(Object::Srq(srq)),
                     _ => {}
                 }
             }

@@ -38,7 +38,7 @@ impl Worker {
 
     /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
     #[cold]
-    pub(super) fn tell_neighbour(&mut self, now: Nanos) {
+    pub(super) fn pause_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
         let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
         let Some(control) = self.nic.neighbour_should(now, ring, longest) else { return };

@@ -249,7 +249,7 @@ impl Workers {
     /// Runs a pass of each worker that callers drive: see [`Engine::caller_pass_until`].
     pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
         let passes = self.engines.iter().map(|engine| engine.caller_pass_until(&has_come));
-        passes.reduce(|all, one| all.beside(&one)).unwrap_or_default()
+        passes.reduce(|all, one| all.plus(&one)).unwrap_or_default()
     }
 
     /// A caller has armed a completion queue: see [`Engine::armed`].

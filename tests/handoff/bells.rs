@@ -115,7 +115,7 @@ fn post(bells: &Doorbells, turns: &CombiningLock<()>, sent: &AtomicU64, qp: u32)
     if let Ok(Some(turn)) = turns.after_ringing() {
         send();
         drop(turn);
-        assert!(!turns.look_again(|| bells.any(), |()| send()));
+        assert!(!turns.recheck(|| bells.any(), |()| send()));
     }
 }
 
