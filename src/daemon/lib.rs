@@ -300,10 +300,10 @@ impl Inner {
         inner
             .registry
             .device
-            .tell_others(Box::new(move |object| lock(&clients).iter().any(|client| client.has(object))));
+            .set_others(Box::new(move |object| lock(&clients).iter().any(|client| client.has(object))));
         let clients = Arc::clone(&inner.clients);
         let clients = move || lock(&clients).iter().map(|client| client.entry()).collect();
-        inner.registry.device.tell_clients(Box::new(clients));
+        inner.registry.device.set_clients(Box::new(clients));
         Ok((inner, raised))
     }
 

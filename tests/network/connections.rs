@@ -314,7 +314,7 @@ fn oversized_path_mtu_is_refused_with_largest() {
     let serving = thread::spawn(move || {
         let accept = || listener.accept(PATIENCE).unwrap().expect("a request");
         let error = accept().accept(End::new(&device).qp(), &DialOptions::default()).unwrap_err();
-        assert!(matches!(error, DialError::PathMtu { asked: 4096, largest: 1024, .. }), "{error}");
+        assert!(matches!(error, DialError::PathMtu { requested: 4096, largest: 1024, .. }), "{error}");
         let connection = accept().accept(End::new(&device).qp(), &DialOptions::default()).unwrap();
         assert!(connection.wait_for_end(PATIENCE));
     });

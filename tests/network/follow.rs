@@ -297,7 +297,7 @@ fn dropping_the_last_handle_frees_the_port() {
     let device = open_udp(&here, &config);
     let (begins, begun) = channel();
     // The follower thread is in the middle of answering a reader of the device.
-    device.tell_cm_ids(Box::new(move || {
+    device.set_cm_ids(Box::new(move || {
         begins.send(()).expect("the test waits");
         std::thread::sleep(Duration::from_millis(200));
         Vec::new()

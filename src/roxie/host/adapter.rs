@@ -90,7 +90,7 @@ impl Adapter {
     pub(super) fn is_dead(&self) -> bool {
         match self {
             Adapter::Own(workers) => workers.is_dead(),
-            Adapter::Shared(nic) => nic.is_gone(),
+            Adapter::Shared(nic) => nic.has_ended(),
         }
     }
 
@@ -121,7 +121,7 @@ impl Adapter {
     }
 
     /// Runs after a poll of a completion queue that found nothing.
-    pub(super) fn found_nothing(
+    pub(super) fn after_empty_poll(
         &self,
         cq: CqIndex,
         has_come: impl Fn() -> bool,
@@ -129,7 +129,7 @@ impl Adapter {
     ) {
         match self {
             Adapter::Own(workers) => drop(workers.caller_pass_until(has_come)),
-            Adapter::Shared(_) => polling::found_nothing(cq, ring),
+            Adapter::Shared(_) => polling::after_empty_poll(cq, ring),
         }
     }
 
@@ -264,7 +264,7 @@ impl Adapter {
     }
 
     /// Returns the device's snapshot, without objects that belong to `others`.
-    pub(super) fn look(&self, others: Option<&IsOfClient>) -> Snapshot {
+    pub(super) fn snapshot(&self, others: Option<&IsOfClient>) -> Snapshot {
         match self {
             Adapter::Own(workers) => {
                 let mut objects = workers.names();
@@ -280,7 +280,7 @@ impl Adapter {
                 snapshot
             }
             Adapter::Shared(nic) => {
-                nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+                nic.snapshot().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
             }
         }
     }

@@ -90,7 +90,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+    pub(super) fn keep_alive(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
         Arc::clone(&self.inner) as _
     }
 
@@ -113,7 +113,7 @@ impl CompletionQueue {
             .device
             .inner
             .adapter
-            .found_nothing(inner.index, has_completions, || lock(&inner.ring).ring.clone());
+            .after_empty_poll(inner.index, has_completions, || lock(&inner.ring).ring.clone());
     }
 
     /// Hands polling over to the engine thread: the caller is about to wait.

@@ -143,7 +143,7 @@ impl Device {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
         }
-        device.inner.tell_gids()?;
+        device.inner.set_gids_of_nic()?;
         device.inner.read_control();
         Ok(device)
     }
@@ -253,17 +253,17 @@ impl Device {
     /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the first call
     /// has an effect.
     #[doc(hidden)]
-    pub fn tell_cm_ids(&self, cm_ids: CmIds) {
+    pub fn set_cm_ids(&self, cm_ids: CmIds) {
         let _ = self.inner.cm_ids.set(cm_ids);
     }
 
     /// Registers the test for objects of other processes, which snapshots omit. Only the first call has an effect.
-    pub fn tell_others(&self, others: IsOfClient) {
+    pub fn set_others(&self, others: IsOfClient) {
         let _ = self.inner.others.set(others);
     }
 
     /// Registers the callback that lists client processes in snapshots. Only the first call has an effect.
-    pub fn tell_clients(&self, clients: Clients) {
+    pub fn set_clients(&self, clients: Clients) {
         let _ = self.inner.clients.set(clients);
     }
 

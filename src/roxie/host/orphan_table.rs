@@ -157,7 +157,7 @@ impl OrphanListener {
                 let lives = is_open(socket);
                 if !lives {
                     ended = true;
-                    orphans.extend(table.left());
+                    orphans.extend(table.orphans());
                 }
                 lives
             });
@@ -220,13 +220,13 @@ impl HandedOver {
     /// # Errors
     /// If the unit is in use, or the device has failed or has no room for a QP1.
     pub fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
-        let own = self.left().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
+        let own = self.orphans().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
         let orphans = bounded(own, most);
         if orphans.is_empty() { Ok(()) } else { notify_peers(orphans, device) }
     }
 
     /// Reads the file instead of mapping it: its owner may have truncated it, or punched holes.
-    fn left(&self) -> Left {
+    fn orphans(&self) -> Left {
         let mut orphans = Left::new();
         let mut bytes = vec![0; READ * PLACE * WORD];
         for first in (0..PLACES).step_by(READ) {
@@ -317,7 +317,9 @@ fn notify_peers(has_connections: Left, device: &Device) -> Result<(), DeviceErro
         }
         // Messages that are sent only once need a resolved path first.
         let known = now + share / 3;
-        while !handovers.iter().all(|handover| service.look_for(handover.route())) && Instant::now() < known {
+        while !handovers.iter().all(|handover| service.resolve_path(handover.route()))
+            && Instant::now() < known
+        {
             std::thread::sleep(LOOK);
         }
         service.with(|manager, _, now| {
@@ -327,7 +329,7 @@ fn notify_peers(has_connections: Left, device: &Device) -> Result<(), DeviceErro
             }
         });
         let has_connections = || service.with(|manager, _, _| manager.connections()) > 0;
-        while (has_connections() || !service.has_said_all()) && Instant::now() < until {
+        while (has_connections() || !service.has_sent_all()) && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
     }
@@ -444,7 +446,7 @@ mod tests {
         writer.store(CommId(2), None);
         // The process ended while writing.
         region.words()[0].store(writer.used, Relaxed);
-        let orphans = HandedOver::new(fd).expect("memory").left();
+        let orphans = HandedOver::new(fd).expect("memory").orphans();
         assert_eq!(orphans.into_iter().collect::<Vec<_>>(), [((5, None), vec![handover(3)])]);
     }
 
@@ -503,7 +505,7 @@ mod tests {
             let mut writer = Writer::new(&region, seed, Some(6));
             (0..10).for_each(|id| writer.store(CommId(id), Some(&handover(id.into()))));
         }
-        let orphans = HandedOver::new(fd).expect("memory").left();
+        let orphans = HandedOver::new(fd).expect("memory").orphans();
         assert_eq!(orphans.values().map(Vec::len).sum::<usize>(), 40);
         assert_eq!(bounded(orphans, 25).values().map(Vec::len).sum::<usize>(), 25);
     }
@@ -515,11 +517,11 @@ mod tests {
         let file = File::from(fd.try_clone().expect("a descriptor"));
         let before = file.metadata().expect("a file").blocks();
         let handed_over = HandedOver::new(fd).expect("memory");
-        assert_eq!(handed_over.left().values().map(Vec::len).sum::<usize>(), 1);
+        assert_eq!(handed_over.orphans().values().map(Vec::len).sum::<usize>(), 1);
         assert_eq!(file.metadata().expect("a file").blocks(), before, "a touch of a mapping makes pages");
         let short =
             nix::sys::memfd::memfd_create("short", nix::sys::memfd::MFdFlags::empty()).expect("a file");
-        assert!(HandedOver::new(short).expect("memory").left().is_empty());
+        assert!(HandedOver::new(short).expect("memory").orphans().is_empty());
         let (reader, _writer) = io::pipe().expect("a pipe");
         HandedOver::new(reader.into()).expect_err("no file in memory");
     }

@@ -30,14 +30,14 @@ pub struct QpBuilder<'a> {
     recv_cq: &'a CompletionQueue,
     srq: Option<&'a SharedReceiveQueue>,
     init: QpInit,
-    kept: Kept,
+    keeps_alive: Kept,
 }
 
 impl ProtectionDomain {
     /// Starts to make a queue pair whose completions go to `cq`.
     pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QpBuilder<'a> {
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
-        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, kept: Kept::new() }
+        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, keeps_alive: Kept::new() }
     }
 }
 
@@ -77,7 +77,7 @@ impl<'a> QpBuilder<'a> {
 
     /// Keeps a value until the queue pair is destroyed: memory that its work requests name, if others use the memory next.
     pub fn keeps(mut self, value: Arc<impl std::fmt::Debug + Send + Sync + 'static>) -> Self {
-        self.kept.push(value);
+        self.keeps_alive.push(value);
         self
     }
 
@@ -95,11 +95,12 @@ impl<'a> QpBuilder<'a> {
         if let Some((what, value, limit)) = caps.beyond_limit() {
             return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
         }
-        let mut uses: Kept = vec![Arc::clone(&self.pd.inner) as _, self.send_cq.kept(), self.recv_cq.kept()];
-        uses.extend(self.kept);
+        let mut uses: Kept =
+            vec![Arc::clone(&self.pd.inner) as _, self.send_cq.keep_alive(), self.recv_cq.keep_alive()];
+        uses.extend(self.keeps_alive);
         let source = match self.srq {
             Some(srq) => {
-                uses.push(srq.kept());
+                uses.push(srq.keep_alive());
                 ReceiveSource::Shared(srq.index())
             }
             None if init.qp_type == QpType::XrcSend => ReceiveSource::None,

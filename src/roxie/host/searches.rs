@@ -61,7 +61,7 @@ struct Search<W, M> {
     path: W,
     messages: Vec<M>,
     since: Instant,
-    look: Instant,
+    next_poll: Instant,
     pause: Duration,
 }
 
@@ -96,26 +96,32 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
             return None;
         }
         let evicted = if self.0.len() >= PLACES { self.0.pop_front() } else { None };
-        self.0.push_back(Search { path, messages: vec![message], since: now, look: now, pause: LOOKS[0] });
+        self.0.push_back(Search {
+            path,
+            messages: vec![message],
+            since: now,
+            next_poll: now,
+            pause: LOOKS[0],
+        });
         evicted.map(|search| search.path)
     }
 
     /// Returns when the next search is to be polled.
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        self.0.iter().map(|search| search.look).min()
+    pub(super) fn next_poll(&self) -> Option<Instant> {
+        self.0.iter().map(|search| search.next_poll).min()
     }
 
     /// Polls the searches that are due, and returns those that ended. The first poll of a path starts its resolution.
-    pub(super) fn look<T>(&mut self, now: Instant, lookup: impl Fn(&W) -> Lookup<T>) -> Vec<End<W, M, T>> {
+    pub(super) fn poll<T>(&mut self, now: Instant, lookup: impl Fn(&W) -> Lookup<T>) -> Vec<End<W, M, T>> {
         let mut ends = Vec::new();
         self.0.retain_mut(|search| {
-            if search.look > now {
+            if search.next_poll > now {
                 return true;
             }
             match lookup(&search.path) {
                 Lookup::Found(found) => ends.push(End::Found(found, std::mem::take(&mut search.messages))),
                 Lookup::NotYet if now.duration_since(search.since) < PATIENCE => {
-                    search.look = now + search.pause;
+                    search.next_poll = now + search.pause;
                     search.pause = (2 * search.pause).min(LOOKS[1]);
                     return true;
                 }
@@ -142,7 +148,7 @@ mod tests {
         for host in 0..10_000u32 {
             searches.add(now, host, host);
             if host % 1000 == 0 {
-                searches.look(now, |_| Lookup::<()>::NotYet);
+                searches.poll(now, |_| Lookup::<()>::NotYet);
                 now += MS;
             }
         }
@@ -156,7 +162,7 @@ mod tests {
             }
             let there = |path: &u32| *path == honest && now >= answered;
             ended.extend(
-                searches.look(now, |path| if there(path) { Lookup::Found(*path) } else { Lookup::NotYet }),
+                searches.poll(now, |path| if there(path) { Lookup::Found(*path) } else { Lookup::NotYet }),
             );
             now += MS;
         }
@@ -193,13 +199,13 @@ mod tests {
         let mut now = start;
         let mut polls = 0;
         while now < start + PATIENCE {
-            assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet), []);
-            now = searches.next_look().unwrap();
+            assert_eq!(searches.poll(now, |_| Lookup::<()>::NotYet), []);
+            now = searches.next_poll().unwrap();
             polls += 1;
         }
         assert!(polls < 30, "{polls} looks");
-        assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet).len(), PLACES);
-        assert_eq!(searches.next_look(), None);
+        assert_eq!(searches.poll(now, |_| Lookup::<()>::NotYet).len(), PLACES);
+        assert_eq!(searches.next_poll(), None);
     }
 
     #[test]
@@ -209,8 +215,8 @@ mod tests {
         for message in 0..10 {
             searches.add(now, 7, message);
         }
-        assert_eq!(searches.look(now, |_| Lookup::Found(1)), [End::Found(1, vec![0, 1, 2, 3])]);
+        assert_eq!(searches.poll(now, |_| Lookup::Found(1)), [End::Found(1, vec![0, 1, 2, 3])]);
         searches.add(now, 8, 0);
-        assert_eq!(searches.look(now, |_| Lookup::<()>::Never), [End::GivenUp(8)]);
+        assert_eq!(searches.poll(now, |_| Lookup::<()>::Never), [End::GivenUp(8)]);
     }
 }

@@ -39,7 +39,7 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+    pub(super) fn keep_alive(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
         Arc::clone(&self.inner) as _
     }
 
@@ -132,7 +132,7 @@ impl ProtectionDomain {
         cq: &CompletionQueue,
     ) -> Result<SharedReceiveQueue, DeviceError> {
         let kind = SrqKind::Xrc { xrcd: xrcd.inner.id, cq: cq.index() };
-        self.make_srq(max_wr, max_sge, kind, vec![cq.kept(), Arc::clone(&xrcd.inner) as _])
+        self.make_srq(max_wr, max_sge, kind, vec![cq.keep_alive(), Arc::clone(&xrcd.inner) as _])
     }
 
     fn make_srq(

@@ -107,7 +107,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     // The parent's objects are leaked, because other code may still refer to them.
     let process: &'static Process = Box::leak(Box::new(process));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
-    process.nic.device.tell_cm_ids(Box::new(|| process.state().seen()));
+    process.nic.device.set_cm_ids(Box::new(|| process.state().seen()));
     watch_port(super::port_changed);
     Ok(process)
 }

@@ -81,7 +81,7 @@ struct Inner<C> {
     core: Mutex<Core<C>>,
     device: Device,
     /// Messages without a resolved path, for the second thread; `None` ends it.
-    ask: SyncSender<Option<Transmit>>,
+    requests: SyncSender<Option<Transmit>>,
     /// Wakes the first thread.
     wake: EventFd,
     stop: AtomicBool,
@@ -149,7 +149,7 @@ impl<C: Consumer> ConnectionService<C> {
         };
         let (requests, receiver) = sync_channel(LOOKING);
         let (core, stop) = (Mutex::new(core), AtomicBool::new(false));
-        let inner = Arc::new(Inner { core, device: device.clone(), ask: requests, wake, stop });
+        let inner = Arc::new(Inner { core, device: device.clone(), requests, wake, stop });
         let mut service = ConnectionService { inner: Arc::clone(&inner), threads: Vec::new() };
         let finder = Arc::clone(&inner);
         let started = [
@@ -176,7 +176,7 @@ impl<C: Consumer> ConnectionService<C> {
         core.settle(now);
         let awaits_answer = core.manager.awaits_answer();
         let opened = core.reports.open_if(&inner.device, awaits_answer);
-        let posted = core.send(&inner.ask);
+        let posted = core.send(&inner.requests);
         let waiting = opened || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
         if posted {
@@ -225,7 +225,7 @@ impl<C: Consumer> ConnectionService<C> {
     /// Resolves the path to a host. True: messages to it are now sent at once. False: the kernel was asked, and the caller must
     /// try again. While a path is being resolved, messages to it may be dropped, so a message that is sent only once needs a
     /// resolved path.
-    pub(super) fn look_for(&self, route: &Route) -> bool {
+    pub(super) fn resolve_path(&self, route: &Route) -> bool {
         let path = MessagePath::to(route, false);
         let mut core = self.inner.lock();
         if core.paths.get(&path).is_some() {
@@ -240,7 +240,7 @@ impl<C: Consumer> ConnectionService<C> {
     }
 
     /// True if all messages with a resolved path have been sent.
-    pub(super) fn has_said_all(&self) -> bool {
+    pub(super) fn has_sent_all(&self) -> bool {
         let core = self.inner.lock();
         // The previous holder of the lock has sent (`Core::send`): if the manager has more messages, the outbox is not empty.
         core.outbox.is_empty() && core.under_way.iter().all(Option::is_none)
@@ -252,7 +252,7 @@ impl<C: Consumer> Drop for ConnectionService<C> {
         self.inner.stop.store(true, Relaxed);
         self.inner.wake();
         // If the queue is full, the thread finds the stop flag by itself.
-        let _ = self.inner.ask.try_send(None);
+        let _ = self.inner.requests.try_send(None);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -435,7 +435,7 @@ impl<C: Consumer> Inner<C> {
     fn find_paths(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
         let mut searches: Searches<MessagePath, Transmit> = Searches::new();
         loop {
-            let next = match searches.next_look() {
+            let next = match searches.next_poll() {
                 None => asked.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => asked.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
@@ -454,23 +454,23 @@ impl<C: Consumer> Inner<C> {
             if self.stop.load(Relaxed) {
                 return;
             }
-            for end in searches.look(Instant::now(), |path| find_path(&self.device, domain, path)) {
+            for end in searches.poll(Instant::now(), |path| find_path(&self.device, domain, path)) {
                 match end {
-                    End::Found((path, handle), messages) => self.found(path, handle, messages),
+                    End::Found((path, handle), messages) => self.path_resolved(path, handle, messages),
                     End::GivenUp(path) => path.give_up(&self.device),
                 }
             }
         }
     }
 
-    fn found(&self, path: MessagePath, handle: AddressHandle, messages: Vec<Transmit>) {
+    fn path_resolved(&self, path: MessagePath, handle: AddressHandle, messages: Vec<Transmit>) {
         let mut core = self.lock();
         // Sends in progress keep evicted address handles alive.
         core.paths.insert(path, Arc::new(handle));
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);
         }
-        core.send(&self.ask);
+        core.send(&self.requests);
         drop(core);
         self.device.poll();
         self.device.step_aside();
@@ -528,13 +528,13 @@ impl<C: Consumer> Poller<'_, C> {
                 core.sent(wc);
             }
         }
-        let posted = core.take_turns(now, &self.inner.ask);
+        let posted = core.take_turns(now, &self.inner.requests);
         core.handle_undelivered(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
         let awaits_answer = core.manager.awaits_answer();
         core.reports.open_if(&self.inner.device, awaits_answer);
-        core.send(&self.inner.ask) || posted
+        core.send(&self.inner.requests) || posted
     }
 
     fn sleep(&self) {

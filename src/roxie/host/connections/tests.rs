@@ -49,7 +49,7 @@ fn replies_to_a_flood_wait_in_bounded_queues() {
         let from = Arrival { route, src_qp: Qpn::GSI };
         core.manager.handle_mad(Nanos(0), &CmMessage::Req(req).to_mad(number.into()), &from);
         core.settle(Nanos(0));
-        core.send(&service.inner.ask);
+        core.send(&service.inner.requests);
     }
     assert!(core.manager.counters().sent(roxie_wire::cm::Kind::Rej) > 64, "nothing was answered");
     let waiting = core.outbox.len() + std::iter::from_fn(|| core.manager.poll_transmit()).count();

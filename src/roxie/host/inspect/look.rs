@@ -48,7 +48,7 @@ pub struct Look {
     /// Processes with an answer of a version that this reader does not understand.
     pub of_other_versions: Vec<(u32, OtherVersion)>,
     /// Number of other users' devices that were not read: they are too many, or their answers too long or invalid.
-    pub left_out: usize,
+    pub omitted: usize,
 }
 
 /// A device with an outstanding answer.
@@ -76,9 +76,9 @@ pub fn snapshots() -> io::Result<Look> {
         match whose.is_own_or_root() {
             true => queried.push(Asked { name, reader, whose }),
             false if is_root && others.len() < OTHERS => {
-                others.push(Asked { name, reader, whose }.asked_by_its_user())
+                others.push(Asked { name, reader, whose }.queried_by_its_user())
             }
-            false => result.left_out += usize::from(is_root),
+            false => result.omitted += usize::from(is_root),
         }
     }
     queried
@@ -113,7 +113,7 @@ impl Left {
 impl Asked {
     /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
     /// other user, and tells it nothing.
-    fn asked_by_its_user(self) -> Asked {
+    fn queried_by_its_user(self) -> Asked {
         let Some(uid) = self.whose.uid else { return self };
         let again = as_user(uid, || connect_now(None, &self.name)).and_then(|connected| connected);
         match again.and_then(|reader| Ok((peer_of(reader.as_fd())?, reader))) {
@@ -134,7 +134,7 @@ impl Look {
                 self.of_other_versions.extend(other_version(&error).map(|other| (pid, other)));
             }
             Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
-            Err(_) => self.left_out += 1,
+            Err(_) => self.omitted += 1,
         }
     }
 }
@@ -158,7 +158,7 @@ pub(super) fn known(mut snapshot: Snapshot, socket: &str, whose: Peer) -> Snapsh
 }
 
 /// Connects to a device by a socket whose name begins with `question`. Does not block.
-pub(super) fn ask(device: &str, question: &str) -> io::Result<UnixStream> {
+pub(super) fn connect(device: &str, question: &str) -> io::Result<UnixStream> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let reader = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

@@ -51,7 +51,7 @@ impl Drop for Line {
 
 impl Line {
     /// Returns the next event. `None`: none came in time, or no more will come.
-    pub(super) fn hear(&self, timeout: Duration) -> Option<Event> {
+    pub(super) fn next_event(&self, timeout: Duration) -> Option<Event> {
         self.events.wait(&self.shared.device, timeout)
     }
 
@@ -101,7 +101,7 @@ pub(super) fn connect(
     // Resolve the path before the first message is sent.
     shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
     let line = request(shared, &qp, local, to, options)?;
-    let event = line.hear(Duration::MAX);
+    let event = line.next_event(Duration::MAX);
     established(line, qp, to, event, options)
 }
 
@@ -199,7 +199,7 @@ impl Connection {
     /// Waits until the peer ends the connection or no longer knows it, and agrees to it. Outstanding work requests are flushed.
     /// False: neither happened in time.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
-        let Some(event) = self.line.hear(timeout) else { return false };
+        let Some(event) = self.line.next_event(timeout) else { return false };
         self.end(&event);
         true
     }
@@ -258,7 +258,7 @@ impl Connection {
         let id = self.line.id;
         self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY))?;
         self.flush();
-        while let Some(event) = self.line.hear(Duration::MAX) {
+        while let Some(event) = self.line.next_event(Duration::MAX) {
             if matches!(event, Event::Disconnected { .. }) || event.is_last() {
                 return Ok(());
             }

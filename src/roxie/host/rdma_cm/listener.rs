@@ -178,7 +178,7 @@ impl ConnectionRequest {
     /// rejected. The QP is destroyed.
     pub fn accept(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;
-        let event = self.line.hear(Duration::MAX);
+        let event = self.line.next_event(Duration::MAX);
         confirmed(self.line, qp, self.peer, event)
     }
 
@@ -203,7 +203,7 @@ impl ConnectionRequest {
         if parameters.path_mtu > largest {
             let requested = parameters.path_mtu.bytes();
             refuse_mtu(line, largest)?;
-            return Err(DialError::PathMtu { peer, asked: requested, largest: largest.bytes() });
+            return Err(DialError::PathMtu { peer, requested, largest: largest.bytes() });
         }
         let local = local_qp(qp);
         parameters.rq_psn = local.psn;

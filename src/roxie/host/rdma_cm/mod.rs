@@ -118,12 +118,12 @@ pub enum DialError {
         private_data: Vec<u8>,
     },
     /// The peer asks for a larger path MTU than the link carries.
-    #[error("{peer} asks for a path MTU of {asked}, the link carries {largest} at most")]
+    #[error("{peer} asks for a path MTU of {requested}, the link carries {largest} at most")]
     PathMtu {
         /// The peer's address and port.
         peer: SocketAddr,
         /// The requested path MTU, in bytes.
-        asked: usize,
+        requested: usize,
         /// The largest path MTU of this link, in bytes.
         largest: usize,
     },
@@ -257,7 +257,7 @@ impl ConnectionManager {
         let shared =
             Arc::new(Shared { device: device.clone(), service, next_port, next_owner: AtomicU32::new(0) });
         let of = Arc::downgrade(&shared);
-        device.tell_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
+        device.set_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
         Ok(ConnectionManager { shared })
     }
 
