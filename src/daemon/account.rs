@@ -282,7 +282,7 @@ pub(super) struct Accounts {
 }
 
 /// Returns the value of this name. Makes it if there is none, or no other handle of it is left.
-pub(super) fn kept<K: Eq + Hash, V>(
+pub(super) fn find_or_make<K: Eq + Hash, V>(
     all: &Mutex<HashMap<K, Weak<V>>>,
     name: K,
     make: impl FnOnce() -> Arc<V>,
@@ -310,7 +310,7 @@ impl Accounts {
     pub(super) fn in_group(&self, uid: u32, group: Gid) -> Arc<Account> {
         let mut limits = [u64::MAX; KINDS];
         limits[Resource::Memberships as usize] = IN_ONE_GROUP;
-        kept(&self.groups, (uid, group), || Account::new("each user in one group", limits, None))
+        find_or_make(&self.groups, (uid, group), || Account::new("each user in one group", limits, None))
     }
 
     /// Opens an account for a client of this user.
@@ -322,7 +322,7 @@ impl Accounts {
             limits
         };
         let new = || Account::new("each user", bounded(user_quota, USER_SHARE), Some(Arc::clone(&self.all)));
-        let user = kept(&self.users, uid, new);
+        let user = find_or_make(&self.users, uid, new);
         Account::new("each process", bounded(quota, PROCESS_SHARE), Some(user))
     }
 }

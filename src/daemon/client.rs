@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::acceptor::Standing;
+use super::acceptor::UserClass;
 use super::account::{Account, Charge, Resource, cost, one, several};
 use super::lent::{Finder, Lent, PassedFd, invalid};
 use super::outbox::Outbox;
@@ -65,7 +65,7 @@ pub(super) type NewDoorbells = (Doorbells, HeldPages);
 pub(super) struct Session {
     lent: Lent,
     new_doorbells: Option<NewDoorbells>,
-    heard: Option<DoorbellsId>,
+    page: Option<DoorbellsId>,
     /// The doorbell page could not be taken over: the next answer is the last.
     has_failed: bool,
 }
@@ -80,7 +80,7 @@ pub(super) struct ReceivedRequest {
 impl Session {
     /// Before the first request.
     pub(super) fn new(new_doorbells: NewDoorbells) -> Session {
-        Session { lent: Lent::default(), new_doorbells: Some(new_doorbells), heard: None, has_failed: false }
+        Session { lent: Lent::default(), new_doorbells: Some(new_doorbells), page: None, has_failed: false }
     }
 }
 
@@ -179,9 +179,9 @@ impl Client {
     ) -> Reply {
         let ready = session.new_doorbells.take().map_or(Ok(()), |(bells, page)| {
             page.hold().map_err(invalid)?;
-            let page = registry.hear(bells)?;
+            let page = registry.add_doorbells(bells)?;
             session.lent.ring_by(page);
-            session.heard = Some(page);
+            session.page = Some(page);
             Ok(())
         });
         session.has_failed = ready.is_err();
@@ -192,12 +192,12 @@ impl Client {
 
     /// Sends an answer, and waits for files that are to be closed. False: it was the last.
     pub(super) fn reply(&self, session: &Session, reply: &Reply) -> bool {
-        self.close_left();
+        self.close_unneeded();
         self.link.send(reply, &[]).is_ok() && !session.has_failed
     }
 
-    fn close_left(&self) {
-        let files = lock(&self.owned).take_left();
+    fn close_unneeded(&self) {
+        let files = lock(&self.owned).take_unneeded();
         drop(files);
     }
 
@@ -210,7 +210,7 @@ impl Client {
     pub(super) fn leave(&self, registry: &Registry, session: Session) {
         self.memory.fence();
         self.dismiss();
-        if let Some(bells) = session.heard.filter(|_| !PlantedBug::HearsTheGone.is()) {
+        if let Some(bells) = session.page.filter(|_| !PlantedBug::HearsTheGone.is()) {
             registry.forget_bells(bells);
         }
         for command in self.farewell() {
@@ -226,7 +226,7 @@ impl Client {
 
     /// Closes the client's files after [`leave`](Self::leave), which may block. No other thread closes a file of a client that could block.
     pub(super) fn release(&self) {
-        self.close_left();
+        self.close_unneeded();
         self.link.drain();
     }
 
@@ -249,7 +249,7 @@ impl Client {
                 let named = counters.map(|(name, value)| (name.to_owned(), value));
                 return Ok(Response::Counters(named.collect()));
             }
-            Request::Snapshot => return self.look(registry),
+            Request::Snapshot => return self.snapshot(registry),
             Request::OrphanTable => {
                 let orphans = HandedOver::new(passed.memory()?).map_err(invalid)?;
                 *lock(&self.orphans) = Some(orphans);
@@ -294,7 +294,7 @@ impl Client {
             }
             Request::Memory(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
-                let is_trusted = registry.standing(self.uid) == Standing::Host;
+                let is_trusted = registry.class_of(self.uid) == UserClass::Host;
                 let (memory, account, notifier) = (&self.memory, &self.account, &self.notifier);
                 let start_copies = &|| self.start_copies(registry);
                 let mut finder = Finder { memory, lent, account, notifier, passed, is_trusted, start_copies };
@@ -306,7 +306,7 @@ impl Client {
 
     /// Executes a permitted command, and keeps the books of objects and charges.
     fn carry_out(&self, registry: &Registry, mut command: Command) -> Result<Response, ControlError> {
-        self.may_ask(registry, &mut command)?;
+        self.authorize(registry, &mut command)?;
         let making = Creation::by(&command);
         let (changed, destroyed) = match &command {
             Command::Memory(command) => (command.changes(), None),
@@ -361,13 +361,13 @@ impl Client {
     }
 
     /// Checks the privileges that a command needs, as an adapter does, and corrects what the client claims about itself.
-    fn may_ask(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
+    fn authorize(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
         let refused = |why: &str| Err(ControlError::Refused { errno: libc::EPERM, why: why.to_owned() });
         match command {
             // As the kernel, which asks for CAP_NET_RAW: datagrams with such a Q_Key reach the QP1 of any host.
             Command::ModifyQp(qp, attr)
                 if attr.qkey.is_some_and(|qkey| qkey & PRIVILEGED_QKEY != 0)
-                    && registry.standing(self.uid) != Standing::Host
+                    && registry.class_of(self.uid) != UserClass::Host
                     && lock(&self.owned).gsi() != Some(*qp) =>
             {
                 refused("Q_Keys with the highest bit are for root and for the user whose NIC it is")
@@ -473,11 +473,11 @@ impl Client {
     }
 
     /// Returns a snapshot of its objects.
-    fn look(&self, registry: &Registry) -> Result<Response, ControlError> {
+    fn snapshot(&self, registry: &Registry) -> Result<Response, ControlError> {
         let own = lock(&self.owned).names();
         // The NIC alone reports counters, since they are of all clients together.
         let snapshot = Snapshot { nic_slot: Some(self.slot), ..registry.snapshot(&own) };
-        let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
+        let text = serde_json::to_vec(&snapshot).map_err(|error| refused(libc::EIO, &error))?;
         Ok(Response::Snapshot(text))
     }
 }
@@ -492,6 +492,6 @@ fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<
     Ok(())
 }
 
-fn elsewhere(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
+fn refused(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
     ControlError::Refused { errno, why: error.to_string() }
 }

@@ -219,7 +219,7 @@ impl Daemon {
         let notifying = Arc::clone(&inner);
         let threads = [
             spawn_unsignalled("roxie-accept", move || inner.accept_clients(listener)),
-            spawn_unsignalled("roxie-events", move || notifying.tell(&raised)),
+            spawn_unsignalled("roxie-events", move || notifying.notify_clients(&raised)),
         ];
         for thread in threads {
             daemon.threads.push(thread.map_err(system("a thread"))?);
@@ -243,13 +243,13 @@ impl Drop for Daemon {
         self.inner.stopping.store(true, Relaxed);
         let _ = self.inner.stop.write(1);
         for client in lock(&self.inner.clients).iter() {
-            client.tell(AsyncEvent::Device(EventKind::DeviceFatal));
+            client.notify(AsyncEvent::Device(EventKind::DeviceFatal));
             client.dismiss();
         }
         let until = Instant::now() + END;
         // After the one that makes others there are no more.
-        let own = left_at(until, std::mem::take(&mut self.threads));
-        let busy = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
+        let own = running_at(until, std::mem::take(&mut self.threads));
+        let busy = own + running_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
         if busy > 0 {
             (self.inner.on_change)(ClientChange::StillBusy(busy));
         }
@@ -257,7 +257,7 @@ impl Drop for Daemon {
 }
 
 /// Joins threads that end in time. Returns how many do not.
-fn left_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
+fn running_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
     let ends = |thread: &JoinHandle<()>| {
         while !thread.is_finished() && Instant::now() < until {
             std::thread::sleep(LOOK_FOR_END);
@@ -274,7 +274,7 @@ fn served(client: &Client) -> Served {
 }
 
 impl Inner {
-    /// Makes a NIC, and the queue of events for [`tell_of`](Self::tell_of).
+    /// Makes a NIC, and the queue of events for [`notify_of`](Self::notify_of).
     fn new(
         device: Device,
         config: Config,
@@ -312,7 +312,7 @@ impl Inner {
         let mut acceptor = Acceptor::new(listener, Bounds::default());
         while !self.stopping.load(Relaxed) {
             for handshake in acceptor.wait(self.stop.as_fd(), &|uid| {
-                (self.registry.standing(uid), self.registry.payers.known(uid))
+                (self.registry.class_of(uid), self.registry.payers.known(uid))
             }) {
                 match handshake {
                     Handshake::Greeted(greeting) => self.receive(greeting, &mut acceptor),
@@ -413,14 +413,14 @@ impl Inner {
     }
 
     /// Passes events to the clients, new ones and those not received before.
-    fn tell(&self, raised: &Receiver<AsyncEvent>) {
+    fn notify_clients(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
-            self.tell_of(raised.recv_timeout(LOOK).ok());
+            self.notify_of(raised.recv_timeout(LOOK).ok());
         }
     }
 
     /// Passes an event to the clients that it concerns. `None`: retries the events not received before.
-    fn tell_of(&self, event: Option<AsyncEvent>) {
+    fn notify_of(&self, event: Option<AsyncEvent>) {
         let clients = lock(&self.clients).clone();
         clients.iter().filter(|client| client.has_fallen_silent()).for_each(|client| {
             self.registry.note_silent(client.uid, &client.memory);
@@ -429,9 +429,12 @@ impl Inner {
         });
         match event {
             Some(event) => {
-                clients.iter().filter(|client| client.concerns(event)).for_each(|client| client.tell(event));
+                clients
+                    .iter()
+                    .filter(|client| client.concerns(event))
+                    .for_each(|client| client.notify(event));
             }
-            None => clients.iter().for_each(|client| client.tell_kept()),
+            None => clients.iter().for_each(|client| client.notify_queued()),
         }
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn admit(
     hello: &Hello,
     until: Instant,
 ) -> Option<(Arc<Client>, Session)> {
-    let greeted = nic.upgrade()?.registry.hears(uid);
+    let greeted = nic.upgrade()?.registry.admits_user(uid);
     let memory = greeted.and_then(|()| memory_of(link, hello, until));
     nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
 }

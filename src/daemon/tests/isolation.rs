@@ -77,8 +77,8 @@ fn run(seed: u64) {
     let nobody = objects(&nic);
     {
         let mut local = Couple::new([attached(&nic), attached(&nic)], 2 * seed);
-        let mut outside = Couple::new([attached(&nic), nic.far.clone()], 2 * seed + 1);
-        let mut service = Service::new(attached(&nic), nic.far.clone());
+        let mut outside = Couple::new([attached(&nic), nic.remote.clone()], 2 * seed + 1);
+        let mut service = Service::new(attached(&nic), nic.remote.clone());
         service.call();
         let mut known = Known { services: vec![SERVICE], slots: vec![service.slot()], ..Known::default() };
         for end in local.ends.iter().chain(&outside.ends) {

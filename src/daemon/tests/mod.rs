@@ -57,7 +57,7 @@ struct Nic {
     daemon: Daemon,
     interface: String,
     changes: Arc<Mutex<Vec<ClientChange>>>,
-    far: Device,
+    remote: Device,
 }
 
 /// A serving NIC, on a port in memory.
@@ -72,11 +72,11 @@ fn nic(quota: Quota) -> Nic {
     let on_change = Box::new(move |change| lock(&noted).push(change));
     let config = Config { users: Users::All, quota, ..Config::default() };
     let daemon = Daemon::start(device, &interface, config, on_change).expect("it serves");
-    Nic { daemon, interface, changes, far: remote }
+    Nic { daemon, interface, changes, remote }
 }
 
 /// A client without the library.
-struct Stranger {
+struct RawClient {
     link: Link,
     slot: u8,
     /// Its slot at a NIC that no thread serves.
@@ -101,12 +101,12 @@ impl Nic {
         greet(self.link(), hello)
     }
 
-    fn admitted(&self) -> Stranger {
+    fn admitted(&self) -> RawClient {
         self.admitted_by(self.connect()).expect("let in")
     }
 
     /// Sends a greeting over a connection.
-    fn admitted_by(&self, socket: UnixStream) -> Result<Stranger, String> {
+    fn admitted_by(&self, socket: UnixStream) -> Result<RawClient, String> {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
         let (answer, link, fds) = greet(Link::new(socket), &hello(&secret));
         let Welcome { qps, slot, .. } = answer?;
@@ -114,7 +114,7 @@ impl Nic {
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let wake = wake.try_clone().expect("a descriptor");
         let bells = Doorbells::map(page.as_fd(), wake, qps).expect("its page");
-        Ok(Stranger { link, slot, unthreaded: None, fds, bells, arenas: Vec::new() })
+        Ok(RawClient { link, slot, unthreaded: None, fds, bells, arenas: Vec::new() })
     }
 
     fn wait(&self, what: &str, is_so: impl Fn(&Nic) -> bool) {
@@ -131,7 +131,7 @@ impl Nic {
 }
 
 fn greet(link: Link, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
-    if let Err(why) = heard(&link, hello) {
+    if let Err(why) = answer_to(&link, hello) {
         return (Err(why), link, Vec::new());
     }
     hand_over_memory(&link);
@@ -146,7 +146,7 @@ fn hand_over_memory(link: &Link) {
 }
 
 /// Returns the answer to a greeting.
-fn heard(link: &Link, hello: &Hello) -> Result<(), String> {
+fn answer_to(link: &Link, hello: &Hello) -> Result<(), String> {
     link.send(hello, &[]).expect("it listens");
     link.receive().expect("an answer").expect("it did not hang up").0
 }
@@ -156,7 +156,7 @@ fn hello(secret: &u64) -> Hello {
     Hello { version: CLIENT_PROTOCOL.version, name: "stranger\n".into(), secret }
 }
 
-impl Stranger {
+impl RawClient {
     fn request_with(
         &self,
         request: &Request,
@@ -219,7 +219,7 @@ fn place(at: usize) -> ArenaPlace {
 }
 
 /// Returns a client with a domain, a queue and a QP.
-fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
+fn settled(nic: &Nic) -> (RawClient, PdId, CqIndex, QpIndex) {
     let mut client = nic.admitted();
     client.arena(4096);
     let pd = client.pd();

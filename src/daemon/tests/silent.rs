@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use super::files::Pair;
 use super::honest::Couple;
 use super::isolation::attached;
-use super::{Nic, PATIENCE, Quota, heard, hello, nic};
+use super::{Nic, PATIENCE, Quota, answer_to, hello, nic};
 use crate::{ClientChange, copies};
 use roxie::host::MemoryRegion;
 use roxie::remote::Attachment;
@@ -64,7 +64,7 @@ fn silent_memory_fails_its_qps_alone() {
         };
         let nic = nic(Quota::default());
         let mut honest = Couple::new([attached(&nic), attached(&nic)], 1);
-        let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.far.clone()]);
+        let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.remote.clone()]);
         let (qp, other) = (&pair.qp, &pair.peer_memory);
         let share = nic.daemon.inner.registry.share_of(USER);
         copies::start(&silent.memory, share).expect("a thread");
@@ -111,7 +111,7 @@ fn silent_file_stops_its_client_alone() {
     let hand_over: [fn(&Nic, BorrowedFd<'_>) -> Link; 4] = [
         |nic, file| {
             let link = Link::new(as_user(USER, || nic.connect()).expect("root"));
-            heard(&link, &hello(&7)).expect("it hears");
+            answer_to(&link, &hello(&7)).expect("it hears");
             send(link.as_fd(), &[file, file]).expect("it listens");
             link
         },
