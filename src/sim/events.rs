@@ -240,7 +240,7 @@ mod tests {
         queue.schedule(Nanos(10), "first");
         queue.schedule(distant, "b");
         assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(10), "first")));
-        // Time has advanced: `far` may now lie on another level.
+        // Time has advanced: `distant` may now lie on another level.
         queue.schedule(Nanos(distant.0 - 1), "before");
         assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(distant.0 - 1), "before")));
         queue.schedule(distant, "c");

@@ -184,7 +184,7 @@ impl Switch {
         if frame.len() > self.config.longest_frame as usize {
             return Err(DropReason::TooLong);
         }
-        let classified = classify::look(frame);
+        let classified = classify::classify(frame);
         if station[0] & 1 == 1 {
             return Ok(Forward::Flood(classified));
         }
@@ -259,11 +259,11 @@ impl Switch {
     fn apply_due(&mut self, now: Nanos, port: usize, control: MacControl) {
         let Some(pfc) = &self.config.pfc else { return };
         let holds = now + pfc.response_at(&self.config.ports[port].link);
-        self.ports[port].egress.asked(holds, control);
+        self.ports[port].egress.pause_requested(holds, control);
         self.make_ready(port);
     }
 
-    fn tell(&mut self, port: usize, priority: usize, quanta: u16) {
+    fn send_pause(&mut self, port: usize, priority: usize, quanta: u16) {
         let mut all = [0; PRIORITIES];
         all[priority] = quanta;
         let frame = MacControl::Pfc { enable: 1 << priority, quanta: all }.build(self.config.mac);
@@ -288,7 +288,7 @@ impl Switch {
             let half = self.config.ports[port].link.rate.pause(quanta).0 / 2;
             self.ports[port].refresh[priority] = Some((due + Nanos(half.max(1)), since));
             self.ports[port].queues[priority].xoff_sent += 1;
-            self.tell(port, priority, quanta);
+            self.send_pause(port, priority, quanta);
         }
     }
 
@@ -300,7 +300,7 @@ impl Switch {
             stats.pausing_since = None;
             stats.xon_sent += 1;
         }
-        self.tell(port, priority, 0);
+        self.send_pause(port, priority, 0);
     }
 
     /// Takes the next port that has become ready to be served.
@@ -332,7 +332,7 @@ impl Switch {
         let line = self.ports[port].egress.line();
         let departs = line.begin(now, frame.len());
         let arrives = departs + line.link().delay;
-        Some(Departure { frame, left: departs, arrives, egress })
+        Some(Departure { frame, departs, arrives, egress })
     }
 
     fn dequeued(&mut self, now: Nanos, port: usize, priority: usize, queued: Queued) -> Vec<u8> {

@@ -44,7 +44,7 @@ struct Conn {
     peer: usize,
     /// The current flow, its bytes not posted yet, and its outstanding requests.
     flow: Option<u32>,
-    left: u64,
+    remaining: u64,
     outstanding: u32,
     /// The latest flow, and the total of [`Applications::flow_stats_of_end`] when that flow started.
     latest: Option<(u32, FlowStats)>,
@@ -114,7 +114,7 @@ impl Applications {
             self.all_flow_stats.insert(before, flow_stats - began);
         }
         let entry = &mut self.conns[conn as usize];
-        (entry.flow, entry.left) = (Some(number), flow.bytes);
+        (entry.flow, entry.remaining) = (Some(number), flow.bytes);
         self.post(fabric, conn, flow.read);
         Ok(conn)
     }
@@ -142,7 +142,7 @@ impl Applications {
     }
 
     /// Takes a host's completions. Returns the flows that they end.
-    pub(super) fn look(
+    pub(super) fn poll(
         &mut self,
         fabric: &mut Fabric,
         host: usize,
@@ -161,7 +161,7 @@ impl Applications {
                 // The queue pair is in the error state, and is not reused.
                 conn.flow = None;
                 ended.push((flow, FlowOutcome::Failed(wc.status)));
-            } else if conn.left > 0 {
+            } else if conn.remaining > 0 {
                 self.post(fabric, number, about.read);
             } else if conn.outstanding == 0 {
                 conn.flow = None;
@@ -180,8 +180,8 @@ impl Applications {
         let [local, remote] =
             [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("a connected host"));
         let host = fabric.host(conn.host);
-        while conn.left > 0 && conn.outstanding < depth {
-            let length = conn.left.min(message.into()) as u32;
+        while conn.remaining > 0 && conn.outstanding < depth {
+            let length = conn.remaining.min(message.into()) as u32;
             let wr = SendWr {
                 wr_id: number.into(),
                 opcode: if read { WrOpcode::Read } else { WrOpcode::Write },
@@ -192,7 +192,7 @@ impl Applications {
             };
             let payload = [local.memory.sge(0, length)];
             host.post_send(&conn.qp, &wr, Payload::Sges(&payload)).expect("fewer are outstanding than fit");
-            conn.left -= u64::from(length);
+            conn.remaining -= u64::from(length);
             conn.outstanding += 1;
         }
     }
@@ -248,7 +248,7 @@ impl Applications {
         let first = self.conns.len() as u32;
         let [local, remote] = ends;
         for (qp, host, peer) in [(local, host, peer), (remote, peer, host)] {
-            self.conns.push(Conn { qp, host, peer, flow: None, left: 0, outstanding: 0, latest: None });
+            self.conns.push(Conn { qp, host, peer, flow: None, remaining: 0, outstanding: 0, latest: None });
         }
         let key = (peer as u32, host as u32, flow.priority, flow.read);
         self.idle.entry(key).or_default().push(first + 1);

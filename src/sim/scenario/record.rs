@@ -107,7 +107,7 @@ impl Record {
     }
 
     /// Looks for a deadlock that has lasted for an interval.
-    pub(super) fn look_for_deadlock(&mut self, fabric: &Fabric, shape: &Shape) {
+    pub(super) fn check_deadlock(&mut self, fabric: &Fabric, shape: &Shape) {
         let lasting = |deadlock: &Deadlock| fabric.now().since(deadlock.since) >= self.interval;
         let Some(deadlock) = fabric.deadlock().filter(lasting) else { return };
         self.deadlocked += 1;

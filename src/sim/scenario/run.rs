@@ -194,7 +194,7 @@ impl Simulation {
             }
             let now = self.fabric.now();
             let mut more = false;
-            for (flow, outcome) in self.applications.look(&mut self.fabric, station, self.schedule.flows()) {
+            for (flow, outcome) in self.applications.poll(&mut self.fabric, station, self.schedule.flows()) {
                 more |= self.schedule.ended(flow, now, outcome);
             }
             if more || self.open() == 0 {
@@ -245,7 +245,7 @@ impl Simulation {
             }
         }
         if self.scenario.pfc.is_some() {
-            self.record.look_for_deadlock(&self.fabric, &self.shape);
+            self.record.check_deadlock(&self.fabric, &self.shape);
         }
         self.record.begin_interval();
     }

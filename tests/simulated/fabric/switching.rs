@@ -158,7 +158,7 @@ fn tap_sees_both_directions_and_fates() {
     fabric.run(Nanos(10_000));
     let sights = fabric.take_sights();
     let told: Vec<_> =
-        sights.iter().map(|sight| (sight.at.0, sight.came, sight.ingress, sight.egress)).collect();
+        sights.iter().map(|sight| (sight.at.0, sight.is_arrival, sight.ingress, sight.egress)).collect();
     let story = |waited, behind| {
         Some(EgressOutcome::Data { priority: 3, waited: Nanos(waited), marked: false, behind })
     };
