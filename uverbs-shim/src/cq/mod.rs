@@ -272,7 +272,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     let mut by_link = false;
     loop {
         // SAFETY: the contract: objects that live.
-        let waited = match unsafe { look(channel, by_link) } {
+        let waited = match unsafe { prepare_wait(channel, by_link) } {
             Look::Taken => true,
             Look::Again => {
                 by_link = false;
@@ -329,7 +329,7 @@ enum Look {
 ///
 /// # Safety
 /// The contract: an object.
-unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
+unsafe fn prepare_wait(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
     // SAFETY: the caller promises a channel that lives for the call; its context does, as long as the channel is there.
     let (object, nic) =
         match unsafe { object_of(channel).and_then(|object| Ok((object, context((*channel).context)?))) } {

@@ -100,7 +100,7 @@ impl Nic {
         roxie::stderr_log::install();
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {
-            report::say(call, &error);
+            report::print(call, &error);
             report::errno_of_open(&error)
         })?;
         let router = Arc::new(Mutex::new(Router::default()));

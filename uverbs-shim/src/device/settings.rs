@@ -63,7 +63,7 @@ fn variable(name: &str) -> Option<String> {
 /// Parses a variable. An invalid value is reported and ignored.
 fn parsed<T: FromStr<Err: Display>>(name: &str, instead: &str) -> Option<T> {
     let text = variable(name)?;
-    let report_error = |error| report::say(name, format_args!("{text:?}: {error}; taken as {instead}"));
+    let report_error = |error| report::print(name, format_args!("{text:?}: {error}; taken as {instead}"));
     text.parse().map_err(report_error).ok()
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         let port = variable("ROXIE_PORT").unwrap_or_default();
         let port = port_plan(&port).unwrap_or_else(|| {
-            report::say(
+            report::print(
                 "ROXIE_PORT",
                 format_args!("{port:?} is not one of nic, packet, udp and xdp: taken as auto"),
             );
@@ -84,7 +84,7 @@ pub(crate) fn settings() -> &'static Settings {
         let cores = wanted_cores.and_then(|text| {
             let parsed = cores_of(&text);
             if parsed.is_none() {
-                report::say(
+                report::print(
                     "ROXIE_CORES",
                     format_args!("{text:?} is no list like 2,3 or 2-5: the thread runs on any core"),
                 );
@@ -139,7 +139,7 @@ pub(crate) fn interface(settings: &Settings) -> Option<String> {
         return match usable(name) {
             Ok(()) => Some(name.clone()),
             Err(why) => {
-                report::say("no device", why);
+                report::print("no device", why);
                 None
             }
         };

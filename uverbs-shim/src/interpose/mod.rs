@@ -89,7 +89,7 @@ macro_rules! next {
         #[unsafe(no_mangle)]
         pub extern "C" fn roxie_find_next() {
             $($place.find();)*
-            signals::found();
+            signals::install();
         }
     };
 }

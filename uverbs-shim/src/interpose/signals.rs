@@ -17,7 +17,7 @@ type Signal = unsafe extern "C-unwind" fn(c_int, libc::sighandler_t) -> libc::si
 type Mask = unsafe extern "C-unwind" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
 
 /// Gives the guard the C library's function. Part of the initialization of this library.
-pub(super) fn found() {
+pub(super) fn install() {
     // SAFETY: the type is that of the function.
     if let Some(next) = unsafe { SIGACTION.get::<signals::Sigaction>() } {
         signals::use_sigaction(next);
@@ -34,7 +34,7 @@ unsafe fn next<F: Copy>(place: &'static Next) -> Option<F> {
     unsafe {
         place.get().or_else(|| {
             place.find();
-            found();
+            install();
             place.get()
         })
     }

@@ -343,7 +343,7 @@ impl Process {
             give_up();
             return Step::Done;
         }
-        let result = match self.look(search) {
+        let result = match self.query_path(search) {
             Ok(true) => Ok(SocketAddr::new(search.local, query.source.port())),
             Err(errno) => Err(errno),
             Ok(false) => {
@@ -370,7 +370,7 @@ impl Process {
     }
 
     /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not answered yet.
-    fn look(&self, search: &Search) -> Result<bool, Errno> {
+    fn query_path(&self, search: &Search) -> Result<bool, Errno> {
         let (local, remote) = (search.local, search.query.destination.ip());
         if self.address_owner(local) != AddressOwner::Device {
             return report::refuse(

@@ -82,11 +82,11 @@ impl State {
             Ok(source) => {
                 (id.stage, id.on_device) = (Stage::AddressResolved, true);
                 self.settle(query.handle, source.ip());
-                self.tell(query.handle, EventType::AddressResolved, 0, Facts::None);
+                self.queue_event(query.handle, EventType::AddressResolved, 0, Facts::None);
             }
             Err(errno) => {
                 id.stage = Stage::Bound;
-                self.tell(query.handle, EventType::AddressError, -errno, Facts::None);
+                self.queue_event(query.handle, EventType::AddressError, -errno, Facts::None);
             }
         }
     }
@@ -111,7 +111,7 @@ impl State {
             },
         };
         (id.stage, id.path) = (Stage::RouteResolved, Some(path));
-        self.tell(handle, EventType::RouteResolved, 0, Facts::None);
+        self.queue_event(handle, EventType::RouteResolved, 0, Facts::None);
         Ok(())
     }
 
@@ -157,7 +157,7 @@ impl State {
         let (traffic_class, packet_lifetime) = (record[48], record[56] & SIX_BITS);
         id.path = Some(Path { mtu, hop_limit, traffic_class, packet_lifetime });
         id.stage = Stage::RouteResolved;
-        self.tell(handle, EventType::RouteResolved, 0, Facts::None);
+        self.queue_event(handle, EventType::RouteResolved, 0, Facts::None);
         Ok(())
     }
 }

@@ -307,7 +307,7 @@ impl State {
     }
 
     /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting it will fail.
-    pub(super) fn tell(&mut self, handle: u32, what: EventType, status: i32, facts: Facts) {
+    pub(super) fn queue_event(&mut self, handle: u32, what: EventType, status: i32, facts: Facts) {
         let Some(id) = self.ids.get(handle) else { return };
         if id.uid == 0 {
             return;
@@ -352,7 +352,7 @@ impl State {
             if let Some(id) = self.ids.get_mut(handle) {
                 (id.stage, id.on_device) = (Stage::Removed, false);
             }
-            self.tell(handle, EventType::DeviceRemoval, 0, Facts::None);
+            self.queue_event(handle, EventType::DeviceRemoval, 0, Facts::None);
         }
     }
 

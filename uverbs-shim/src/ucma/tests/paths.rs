@@ -7,7 +7,7 @@ use crate::ucma::event::EventType;
 use crate::ucma::ports::Space;
 
 /// Returns an identifier with destination 192.0.2.1 resolved, without a route.
-fn found(side: &mut Side) -> u32 {
+fn resolved_identifier(side: &mut Side) -> u32 {
     let id = side.create(1, Space::Tcp);
     side.bind(id, "0.0.0.0:0").unwrap();
     let query = side.state.begin_resolution(side.file, id, "192.0.2.1:7174".parse().unwrap()).unwrap();
@@ -31,7 +31,7 @@ fn given_path_replaces_route_resolution() {
     // Path MTU 512, a traffic class, a hop limit, and a packet lifetime longer than the adapter's acknowledgement delay.
     let at = |field: usize| 8 + field;
     (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x92);
-    let id = found(&mut side);
+    let id = resolved_identifier(&mut side);
     // A record for one direction only comes first.
     let mut records = record.clone();
     records[0] = 2;
@@ -55,7 +55,7 @@ fn given_path_replaces_route_resolution() {
 fn invalid_path_is_refused_without_a_state_change() {
     let (_, mut side) = sides();
     let good = path_of_another(&mut side);
-    let id = found(&mut side);
+    let id = resolved_identifier(&mut side);
     let with = |at: usize, value: u8| {
         let mut record = good.clone();
         record[at] = value;
