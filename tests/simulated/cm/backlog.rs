@@ -82,14 +82,14 @@ fn repeated_request_gets_a_strangers_place() {
     for number in 1..=3 {
         flood_from(&mut pair, number, number, SERVICE);
     }
-    let strangers = requests(&pair.events(B));
+    let requests_of_flood = requests(&pair.events(B));
     pair.connect();
     pair.deliver(A);
     assert!(pair.events(B).is_empty(), "dropped");
     pair.wait_for(A);
     pair.deliver(A);
     let events = pair.events(B);
-    assert_eq!(withdrawn(&events), strangers[..1]);
+    assert_eq!(withdrawn(&events), requests_of_flood[..1]);
     let honest = requests(&events)[0];
     // Strangers no longer get that place, nor do they take each other's at once.
     for number in 4..=100 {

@@ -14,8 +14,8 @@ fn request_reply_and_rtu_make_a_connection() {
     assert_eq!(pair.state(A, a), Some(State::ReqSent));
     assert_eq!(pair.deliver(A), [Kind::Req]);
     let event = pair.event(B);
-    let Event::Request { id: b, listener: asked, route, request } = event else { panic!("{event:?}") };
-    assert_eq!((asked, pair.state(B, b)), (listener, Some(State::ReqRcvd)));
+    let Event::Request { id: b, listener: requested, route, request } = event else { panic!("{event:?}") };
+    assert_eq!((requested, pair.state(B, b)), (listener, Some(State::ReqRcvd)));
     assert_eq!((route.local, route.remote), (Gid::from(address(B)), Gid::from(address(A))));
     assert!(request.private_data.starts_with(b"please\0"));
 
@@ -229,7 +229,7 @@ fn closest_is_asked(order: [ListenOn; 2]) {
     let (any, family) = (of(ListenOn::Any), of(ListenOn::AnyIpv4));
     let own = pair.ends[B].listen(SERVICE, ListenOn::Address(address(B).into()), 1).unwrap();
     let v6 = pair.ends[B].listen(SERVICE, ListenOn::AnyIpv6, 1).unwrap();
-    let asked = |pair: &mut Pair| {
+    let requested = |pair: &mut Pair| {
         let a = pair.connect();
         pair.settle();
         let event = pair.event(B);
@@ -239,11 +239,11 @@ fn closest_is_asked(order: [ListenOn; 2]) {
         pair.ends[B].destroy(now, id);
         listener
     };
-    assert_eq!(asked(&mut pair), own);
+    assert_eq!(requested(&mut pair), own);
     assert!(pair.ends[B].stop_listening(own));
-    assert_eq!(asked(&mut pair), family);
+    assert_eq!(requested(&mut pair), family);
     assert!(pair.ends[B].stop_listening(family));
-    assert_eq!(asked(&mut pair), any);
+    assert_eq!(requested(&mut pair), any);
     let again = pair.ends[B].listen(SERVICE, ListenOn::AnyIpv6, 1);
     assert_eq!(again, Err(CmError::InUse { service: SERVICE, on: ListenOn::AnyIpv6 }));
     assert!(pair.ends[B].stop_listening(v6) && !pair.ends[B].stop_listening(v6));

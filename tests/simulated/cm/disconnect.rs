@@ -64,15 +64,18 @@ fn crossing_disconnects_keep_their_transactions() {
     for end in [A, B] {
         pair.ends[end].disconnect(now, ids[end], PrivateData::EMPTY).unwrap();
     }
-    let asked = [A, B].map(|end| CmMessage::read(&pair.outbox(end)[0].mad).unwrap().0);
-    assert_ne!(asked[A], asked[B]);
+    let requests = [A, B].map(|end| CmMessage::read(&pair.outbox(end)[0].mad).unwrap().0);
+    assert_ne!(requests[A], requests[B]);
     let crossing = [A, B].map(|end| std::mem::take(pair.outbox(end)));
     pair.give(B, &crossing[A][0]);
     pair.give(A, &crossing[B][0]);
     for end in [A, B] {
         let answers = pair.take(end);
         let [(tid, CmMessage::Drep(drep))] = &answers[..] else { panic!("{answers:?}") };
-        assert_eq!((*tid, drep.local_comm_id, drep.remote_comm_id), (asked[1 - end], ids[end], ids[1 - end]));
+        assert_eq!(
+            (*tid, drep.local_comm_id, drep.remote_comm_id),
+            (requests[1 - end], ids[end], ids[1 - end])
+        );
     }
 }
 
@@ -144,18 +147,18 @@ fn silent_peer_exhausts_dreq_retries() {
     let (mut pair, _) = Pair::listening();
     let (a, _) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
-    let mut asked = 0;
+    let mut requests = 0;
     loop {
         pair.wait_for(A);
         match pair.lose(A)[..] {
-            [Kind::Dreq] => asked += 1,
+            [Kind::Dreq] => requests += 1,
             _ => break,
         }
         if pair.state(A, a) == Some(State::TimeWait) {
             break;
         }
     }
-    assert_eq!(asked, 16);
+    assert_eq!(requests, 16);
     let events = pair.events(A);
     assert_eq!(how(&events[0]), HowDisconnected::NoAnswer);
 }

@@ -76,8 +76,15 @@ impl Pair {
 
     pub fn with(a: Config, b: Config) -> Pair {
         let ends = [Manager::new(a), Manager::new(b)];
-        let (sent, hears) = ([Vec::new(), Vec::new()], [Hears::Nothing; 2]);
-        Pair { now: Nanos::from_millis(1), ends, sent, hears, asked: [0; 2], is_answered: [false; 2] }
+        let (sent, receives) = ([Vec::new(), Vec::new()], [Hears::Nothing; 2]);
+        Pair {
+            now: Nanos::from_millis(1),
+            ends,
+            sent,
+            hears: receives,
+            asked: [0; 2],
+            is_answered: [false; 2],
+        }
     }
 
     /// Returns a pair with a listener at B.
@@ -100,15 +107,15 @@ impl Pair {
     fn examine(&mut self, end: usize) {
         while let Some(examination) = self.ends[end].poll_examination() {
             let is_answered = std::mem::take(&mut self.is_answered[end]);
-            let has_heard = match self.hears[end] {
+            let has_received = match self.hears[end] {
                 Hears::Nothing => false,
                 Hears::Answers => is_answered,
                 Hears::Data => true,
             };
-            if examination.probes_peer && !has_heard {
+            if examination.probes_peer && !has_received {
                 (self.asked[end], self.is_answered[end]) = (self.asked[end] + 1, true);
             }
-            self.ends[end].examined(self.now, &examination, has_heard);
+            self.ends[end].examined(self.now, &examination, has_received);
         }
     }
 

@@ -144,14 +144,14 @@ fn withdrawing_a_request_reaches_the_peer() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
-    let asked = pair.event(B).id();
+    let id = pair.event(B).id();
     // The REJ cannot name B's ID of the connection: A's adapter and ID identify it.
     pair.ends[A].destroy(pair.now, a);
     let (_, CmMessage::Rej(rej)) = CmMessage::read(&pair.outbox(A)[0].mad).unwrap() else { panic!("no REJ") };
     assert_eq!((rej.remote_comm_id, rej.ari.guid()), (CommId(0), Some(pair.ends[A].config().ca_guid)));
     pair.settle();
     let event = pair.event(B);
-    assert_eq!((event.id(), reason(&event)), (asked, RejReason::TIMEOUT));
+    assert_eq!((event.id(), reason(&event)), (id, RejReason::TIMEOUT));
     pair.nothing_is_left();
 }
 

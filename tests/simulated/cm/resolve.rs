@@ -31,8 +31,10 @@ fn service_id_resolves_to_qp_and_qkey() {
     let a = pair.ends[A].resolve(pair.now, &question()).unwrap();
     assert_eq!(pair.deliver(A), [Kind::SidrReq]);
     let event = pair.event(B);
-    let Event::ResolutionRequest { id: b, listener: asked, request, .. } = event else { panic!("{event:?}") };
-    assert!(asked == listener && request.private_data.starts_with(b"who?\0"));
+    let Event::ResolutionRequest { id: b, listener: requested, request, .. } = event else {
+        panic!("{event:?}")
+    };
+    assert!(requested == listener && request.private_data.starts_with(b"who?\0"));
     pair.ends[B].answer_resolution(pair.now, b, &answer()).unwrap();
     assert_eq!(pair.deliver(B), [Kind::SidrRep]);
     let event = pair.event(A);

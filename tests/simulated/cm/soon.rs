@@ -117,8 +117,8 @@ fn half_full_table_stops_early_replies() {
 fn sidr_request_and_dreq_are_repeated_early() {
     let mut pair = pair();
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
-    let asked = pair.ends[A].resolve(pair.now, &question).unwrap();
-    let at = departures(&mut pair, A, Kind::SidrReq, |pair| pair.state(A, asked).is_some());
+    let resolution = pair.ends[A].resolve(pair.now, &question).unwrap();
+    let at = departures(&mut pair, A, Kind::SidrReq, |pair| pair.state(A, resolution).is_some());
     about(&at[..6], &[0, 250, 750, 1750, 3750, 4294]);
     pair.events(A);
 

@@ -27,10 +27,10 @@ fn request_for_connected_qp_is_stale() {
     pair.connect();
     assert_eq!(pair.deliver(A), [Kind::Req]);
     // No answer while the old connection's peer may be alive.
-    let asked_at = pair.now;
+    let requested_at = pair.now;
     assert_eq!(pair.deliver(B), []);
     pair.wait_for(B);
-    let took = pair.now - asked_at;
+    let took = pair.now - requested_at;
     assert!((LONG..LONG + SHORT).contains(&took), "{took}");
     assert_eq!(pair.asked[B], 3);
     // A refusal for the new connection, a DREQ for the old one.
@@ -60,7 +60,7 @@ fn reply_from_connected_qp_is_stale() {
     let qp = LocalQp { qpn: Qpn::new(0x12), psn: Psn::new(1), srq: false };
     let second = pair.ends[A].connect(pair.now, &ConnectRequest { qp, ..request() }).unwrap();
     pair.settle();
-    let asked = pair.accept();
+    let requested = pair.accept();
     pair.settle();
     let event = pair.event(A);
     assert!(
@@ -72,7 +72,7 @@ fn reply_from_connected_qp_is_stale() {
     assert_eq!(pair.event(A), Event::Disconnected { id: a, how: HowDisconnected::Agreed });
     let event = pair.event(B);
     assert!(
-        matches!(&event, Event::Rejected { id, reject } if *id == asked && reject.reason == RejReason::STALE)
+        matches!(&event, Event::Rejected { id, reject } if *id == requested && reject.reason == RejReason::STALE)
     );
     pair.nothing_is_left();
 }

@@ -140,10 +140,10 @@ fn copies(pair: &mut Pair) -> (usize, Nanos) {
         sent.append(&mut pair.lose(A));
         pair.wait_for(A);
     }
-    let asked = sent.iter().filter(|kind| **kind == Kind::Req).count();
-    let why = WhyUnreachable::Silent { sent: asked as u8 };
+    let requests = sent.iter().filter(|kind| **kind == Kind::Req).count();
+    let why = WhyUnreachable::Silent { sent: requests as u8 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
-    (asked, pair.now - began)
+    (requests, pair.now - began)
 }
 
 #[test]
@@ -152,16 +152,16 @@ fn unknown_host_gets_fewer_retries() {
     let with = || Pair::with(Config { silent_retries, ..config(A) }, config(B));
     assert_eq!(request().max_cm_retries, 15);
     let mut pair = with();
-    let (asked, took) = copies(&mut pair);
-    assert_eq!(asked, 3);
+    let (requests, took) = copies(&mut pair);
+    assert_eq!(requests, 3);
     assert!(took < Nanos::from_millis(15_000), "{took}");
 
     // A host with a connection to this one exists, whatever it answers to this request.
     let mut pair = with();
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
     pair.established();
-    let (asked, took) = copies(&mut pair);
-    assert_eq!(asked, 16);
+    let (requests, took) = copies(&mut pair);
+    assert_eq!(requests, 16);
     assert!(took > Nanos::from_millis(77_000), "{took}");
 }
 
@@ -172,12 +172,12 @@ fn sidr_request_keeps_all_retries() {
     let mut pair = Pair::with(Config { silent_retries, ..config(A) }, config(B));
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
     let a = pair.ends[A].resolve(pair.now, &question).unwrap();
-    let mut asked = 0;
+    let mut requests = 0;
     while pair.state(A, a).is_some() {
-        asked += pair.lose(A).len();
+        requests += pair.lose(A).len();
         pair.wait_for(A);
     }
-    assert_eq!(asked, 1 + usize::from(question.max_cm_retries));
+    assert_eq!(requests, 1 + usize::from(question.max_cm_retries));
 }
 
 #[test]
@@ -191,10 +191,10 @@ fn host_that_sent_mra_is_known() {
     pair.ends[B].delay(b, 12, PrivateData::EMPTY).unwrap();
     pair.settle();
     assert_eq!(pair.state(A, a), Some(State::RepWait));
-    let mut asked = 0;
+    let mut requests = 0;
     while matches!(pair.state(A, a), Some(State::ReqSent | State::RepWait)) {
         pair.wait_for(A);
-        asked += pair.lose(A).iter().filter(|kind| **kind == Kind::Req).count();
+        requests += pair.lose(A).iter().filter(|kind| **kind == Kind::Req).count();
     }
-    assert!(asked > 3, "{asked}");
+    assert!(requests > 3, "{requests}");
 }

@@ -260,7 +260,7 @@ impl Link {
 
 fn steps(setup: &Setup, side: usize, host: &Host, peer: &HostQp, there: u8) -> [QpAttr; 3] {
     let access = if side == RESPONDER { setup.qp_access } else { Access::READ_WRITE };
-    let (asks, answers) =
+    let (requests, answers) =
         if side == REQUESTER { (setup.max_rd_atomic, 2) } else { (2, setup.max_dest_rd_atomic) };
     // First PSNs of each side: one is about to wrap.
     let first = [Psn::new(0xff_fffe), Psn::new(5)];
@@ -288,7 +288,7 @@ fn steps(setup: &Setup, side: usize, host: &Host, peer: &HostQp, there: u8) -> [
             timeout: Some(8),
             retry_cnt: Some(2),
             rnr_retry: Some(2),
-            max_rd_atomic: Some(asks),
+            max_rd_atomic: Some(requests),
             ..QpAttr::default()
         },
     ]

@@ -157,13 +157,13 @@ fn tap_sees_both_directions_and_fates() {
     fabric.send(Nanos(0), 1, &frame(1, 77, 100, 0));
     fabric.run(Nanos(10_000));
     let sights = fabric.take_sights();
-    let told: Vec<_> =
+    let pauses: Vec<_> =
         sights.iter().map(|sight| (sight.at.0, sight.is_arrival, sight.ingress, sight.egress)).collect();
     let story = |waited, behind| {
         Some(EgressOutcome::Data { priority: 3, waited: Nanos(waited), marked: false, behind })
     };
     assert_eq!(
-        told,
+        pauses,
         [
             (224, true, Some(IngressOutcome::Dropped(DropReason::NoRoute)), None),
             (1100, false, None, story(0, 0)),

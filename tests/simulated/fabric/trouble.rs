@@ -143,12 +143,12 @@ fn overlong_frame_is_dropped_on_shrunk_link() {
 #[test]
 fn replacement_host_receives_frames() {
     let mut fabric = with_a_host();
-    let comes = Nanos(2 * (500 + DELAY.0));
+    let arrives = Nanos(2 * (500 + DELAY.0));
     fabric.send(Nanos(0), 0, &frame(0, 1, 476, 0));
     // The first host is in a pass when the frame arrives.
-    fabric.run(Nanos(comes.0 - 100));
+    fabric.run(Nanos(arrives.0 - 100));
     fabric.host(1);
-    fabric.run(comes);
+    fabric.run(arrives);
     assert_eq!((fabric.station(1).delivered, received(&fabric)), (1, 0));
     let port = fabric.port(1);
     fabric.attach(1, Host::new(2, NicConfig::default(), Box::new(port)));

@@ -13,9 +13,9 @@ fn refused(text: &str) -> String {
 
 #[track_caller]
 fn says(text: &str, parts: &[&str]) {
-    let said = refused(text);
+    let message = refused(text);
     for part in parts {
-        assert!(said.contains(part), "`{part}` is not in: {said}");
+        assert!(message.contains(part), "`{part}` is not in: {message}");
     }
 }
 
@@ -134,9 +134,9 @@ fn invalid_value_error_has_line_and_range() {
     ];
     for (from, to, parts) in cases {
         assert_eq!(good.matches(from).count(), 1, "{from}");
-        let said = refused_file(&good.replace(from, to));
+        let message = refused_file(&good.replace(from, to));
         for part in parts.iter().chain(&["wrong.toml"]) {
-            assert!(said.contains(part), "{to}: `{part}` is not in: {said}");
+            assert!(message.contains(part), "{to}: `{part}` is not in: {message}");
         }
     }
 }

@@ -176,7 +176,7 @@ fn responder_sends_single_responses_again() {
     }
     let whole = Ext::Reth(stage.reth(0, 6 * FULL as u32));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, whole, &[]).len(), 6);
-    let mut ask = |psns: &[u32]| {
+    let mut request = |psns: &[u32]| {
         for psn in psns {
             let reth = stage.reth(u64::from(*psn) * FULL as u64, FULL as u32);
             let (opcode, dest_qp) = (Opcode::RC_READ_REQUEST, stage.qp.handle.qpn);
@@ -186,8 +186,8 @@ fn responder_sends_single_responses_again() {
         let part = |it: &Answer| (it.opcode, it.psn, it.payload[0]);
         stage.answers().iter().map(part).collect::<Vec<_>>()
     };
-    assert_eq!(ask(&[1, 4]), [(ONLY, 1, 2), (ONLY, 4, 5)]);
-    assert_eq!(ask(&[5]), [(ONLY, 5, 6)]);
-    assert_eq!(ask(&[0, 0, 2]), [(ONLY, 0, 1), (ONLY, 2, 3)]);
+    assert_eq!(request(&[1, 4]), [(ONLY, 1, 2), (ONLY, 4, 5)]);
+    assert_eq!(request(&[5]), [(ONLY, 5, 6)]);
+    assert_eq!(request(&[0, 0, 2]), [(ONLY, 0, 1), (ONLY, 2, 3)]);
     assert_eq!(stage.counter("duplicate_dropped"), 0);
 }

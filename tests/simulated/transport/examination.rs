@@ -96,33 +96,33 @@ fn answer_acknowledges_what_is_outstanding() {
 #[test]
 fn requests_and_responses_are_heard() {
     let mut stage = Stage::new();
-    let heard = |stage: &mut Stage| {
-        let has_heard = stage.has_heard();
+    let notify = |stage: &mut Stage| {
+        let has_received = stage.has_heard();
         stage.wait(TICK);
-        has_heard
+        has_received
     };
     let reth = Ext::Reth(stage.reth(0, 8));
     // By the fast path, as a duplicate, and by the slow path.
     stage.request(Opcode::RC_WRITE_ONLY, 0, reth, &[1; 8]);
-    assert!(heard(&mut stage));
+    assert!(notify(&mut stage));
     stage.request(Opcode::RC_WRITE_ONLY, 0, reth, &[1; 8]);
-    assert!(heard(&mut stage));
+    assert!(notify(&mut stage));
     stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[]);
-    assert!(heard(&mut stage));
-    assert!(!heard(&mut stage));
+    assert!(notify(&mut stage));
+    assert!(!notify(&mut stage));
     // A PSN ahead is a guess.
     stage.request(Opcode::RC_SEND_ONLY, 77, Ext::None, &[]);
-    assert!(!heard(&mut stage));
+    assert!(!notify(&mut stage));
     // An acknowledgement of nothing may be the answer of rdma_rxe, if the QP has asked.
     stage.acknowledge(FIRST + 77, ACK, 1);
     stage.wait(SOON);
-    assert!(heard(&mut stage));
+    assert!(notify(&mut stage));
     stage.acknowledge(FIRST + 77, ACK, 1);
     stage.wait(SOON);
-    assert!(!heard(&mut stage));
+    assert!(!notify(&mut stage));
     stage.template = super::template(3);
     stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[]);
-    assert!(!heard(&mut stage), "another host's packet");
+    assert!(!notify(&mut stage), "another host's packet");
 }
 
 #[test]

@@ -77,14 +77,14 @@ fn read_response_keeps_its_place_among_acks() {
     ask(&mut stage, Opcode::RC_READ_REQUEST, 2, read, &[]);
     write(&mut stage, 4);
     write(&mut stage, 5);
-    let told: Vec<_> = stage.answers().iter().map(|answer| (answer.opcode, answer.psn)).collect();
+    let answers: Vec<_> = stage.answers().iter().map(|answer| (answer.opcode, answer.psn)).collect();
     let expected = [
         (Opcode::RC_ACKNOWLEDGE, 1),
         (Opcode::RC_READ_RESPONSE_FIRST, 2),
         (Opcode::RC_READ_RESPONSE_LAST, 3),
         (Opcode::RC_ACKNOWLEDGE, 5),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(answers, expected);
 }
 
 //= test: IBTA 9.4.3: write-takes-no-receive

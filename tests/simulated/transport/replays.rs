@@ -163,8 +163,8 @@ fn duplicates_in_any_order_are_answered_in_order() {
             order.iter().flat_map(|at| psns[*at]..psns[*at] + script[*at].packets()).collect();
         due.sort_unstable();
         due.dedup();
-        let told: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
-        assert_eq!(told, due, "asked in the order {order:?}: {:?}", said(&answers));
+        let answered: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
+        assert_eq!(answered, due, "asked in the order {order:?}: {:?}", said(&answers));
     }
 }
 
@@ -179,8 +179,8 @@ fn partial_duplicate_rewinds_an_active_read_response() {
     assert!((10..packets).contains(&before), "{before} packets have left");
     ask(&mut stage, Ask::Read(packets), 0, 5);
     let answers = stage.answers();
-    let told: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
-    assert_eq!(told, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
+    let psns: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
+    assert_eq!(psns, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
 }
 
 /// Runs one pass and returns the PSNs that it sent.
@@ -210,8 +210,8 @@ fn responses_rewind_only_to_a_requested_psn() {
                 lowest = lowest.min(psns[at] + from);
             }
             for psn in pass(&mut stage) {
-                let goes_on = last.is_none_or(|last| psn > last) || psn >= lowest;
-                assert!(goes_on, "seed {seed}: {psn} behind {last:?}, lowest requested is {lowest}");
+                let continues = last.is_none_or(|last| psn > last) || psn >= lowest;
+                assert!(continues, "seed {seed}: {psn} behind {last:?}, lowest requested is {lowest}");
                 lowest = u32::MAX;
                 last = Some(psn);
             }

@@ -123,12 +123,12 @@ fn guessed_cnp_costs_under_a_millisecond() {
 fn cnp_flood_from_another_address_costs_nothing() {
     let mut writer = Writer::new("dcqcn", "");
     let own = writer.stage.qp.handle.qpn;
-    let mut strangers = template(3);
+    let mut unknown = template(3);
     let share = writer.share(Nanos::from_millis(2), |stage, _| {
         // The stage's own template, the peer's, is restored after the CNP.
-        std::mem::swap(&mut stage.template, &mut strangers);
+        std::mem::swap(&mut stage.template, &mut unknown);
         notify(stage, own);
-        std::mem::swap(&mut stage.template, &mut strangers);
+        std::mem::swap(&mut stage.template, &mut unknown);
     });
     assert!(share > 0.999, "{share}");
 }

@@ -161,8 +161,8 @@ fn unknown_srq_number_is_an_invalid_request() {
         let mut target = Target::new();
         target.post(0, 10, 64);
         let srqn = number(&mut target);
-        let said = target.ask(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(xrc(srqn)), &[1]);
-        assert_eq!(said, [nak(0, NakCode::InvalidRequest)], "{what}");
+        let answer = target.ask(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(xrc(srqn)), &[1]);
+        assert_eq!(answer, [nak(0, NakCode::InvalidRequest)], "{what}");
         assert_eq!(target.state(), QpState::Err, "{what}");
         assert_eq!(target.ids(0), [], "{what}: no receive is touched");
         let events = target.stage.events();
@@ -177,8 +177,8 @@ fn message_cannot_change_its_srq() {
     target.post(0, 10, 600);
     let [one, two] = [0, 1].map(|i| Ext::Xrc(xrc(target.queues[i].0.number)));
     assert_eq!(target.ask(Opcode::XRC_SEND_FIRST, 0, one, &FULL), [ack(0)]);
-    let said = target.ask(Opcode::XRC_SEND_LAST, 1, two, &[1]);
-    assert_eq!(said, [nak(1, NakCode::InvalidRequest)]);
+    let answer = target.ask(Opcode::XRC_SEND_LAST, 1, two, &[1]);
+    assert_eq!(answer, [nak(1, NakCode::InvalidRequest)]);
     assert_eq!(target.ids(0), [(10, WcStatus::WrFlush)], "flushed to the queue that it came from");
     assert_eq!(target.ids(1), []);
 }
@@ -215,14 +215,14 @@ fn rkeys_use_the_named_srqs_pd() {
     memory.read(0, &mut bytes).expect("within");
     assert_eq!(bytes, [3; 8]);
     let atomic = AtomicEth { va: 0x5000, rkey: key, swap_or_add: 1, compare: 0 };
-    let said = target.ask(Opcode::XRC_FETCH_ADD, 1, Ext::XrcAtomic(xrc(srqn), atomic), &[]);
-    assert_eq!(said, [(Opcode::XRC_ATOMIC_ACKNOWLEDGE, 1, ack(1).2)]);
-    let said = target.ask(Opcode::XRC_READ_REQUEST, 2, Ext::XrcReth(xrc(srqn), there), &[]);
-    assert_eq!(said, [(Opcode::XRC_READ_RESPONSE_ONLY, 2, ack(2).2)]);
+    let answer = target.ask(Opcode::XRC_FETCH_ADD, 1, Ext::XrcAtomic(xrc(srqn), atomic), &[]);
+    assert_eq!(answer, [(Opcode::XRC_ATOMIC_ACKNOWLEDGE, 1, ack(1).2)]);
+    let answer = target.ask(Opcode::XRC_READ_REQUEST, 2, Ext::XrcReth(xrc(srqn), there), &[]);
+    assert_eq!(answer, [(Opcode::XRC_READ_RESPONSE_ONLY, 2, ack(2).2)]);
     // The rkey is invalid with a queue of another protection domain.
     let number = target.queues[0].0.number;
-    let said = target.ask(Opcode::XRC_READ_REQUEST, 3, Ext::XrcReth(xrc(number), there), &[]);
-    assert_eq!(said, [nak(3, NakCode::RemoteAccess)]);
+    let answer = target.ask(Opcode::XRC_READ_REQUEST, 3, Ext::XrcReth(xrc(number), there), &[]);
+    assert_eq!(answer, [nak(3, NakCode::RemoteAccess)]);
 }
 
 /// A READ response leaves after the next request has named a queue of another protection domain.
@@ -242,8 +242,8 @@ fn read_response_uses_the_pd_of_its_request() {
     let answers: Vec<_> = target.stage.answers().into_iter().map(|a| (a.psn, a.payload)).collect();
     assert_eq!(answers, [(0, vec![9; 8]), (1, vec![0; 8])]);
     // A duplicate is answered in the same protection domain.
-    let said = target.ask(Opcode::XRC_READ_REQUEST, 0, Ext::XrcReth(xrc(srqn), there), &[]);
-    assert_eq!(said, [(Opcode::XRC_READ_RESPONSE_ONLY, 0, ack(0).2)]);
+    let answer = target.ask(Opcode::XRC_READ_REQUEST, 0, Ext::XrcReth(xrc(srqn), there), &[]);
+    assert_eq!(answer, [(Opcode::XRC_READ_RESPONSE_ONLY, 0, ack(0).2)]);
 }
 
 //= test: IBTA A14: xrc-has-one-direction
@@ -266,8 +266,8 @@ fn destroyed_srq_drops_the_begun_receive() {
     target.ask(Opcode::XRC_SEND_FIRST, 0, Ext::Xrc(xrc(number)), &FULL);
     let index = target.queues[0].0.index;
     target.call(Command::DestroySrq(index)).expect("targets do not hold it");
-    let said = target.ask(Opcode::XRC_SEND_LAST, 1, Ext::Xrc(xrc(number)), &[1]);
-    assert_eq!(said, [nak(1, NakCode::InvalidRequest)]);
+    let answer = target.ask(Opcode::XRC_SEND_LAST, 1, Ext::Xrc(xrc(number)), &[1]);
+    assert_eq!(answer, [nak(1, NakCode::InvalidRequest)]);
     assert_eq!(target.ids(0), [], "the queue is destroyed");
 }
 

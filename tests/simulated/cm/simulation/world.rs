@@ -366,8 +366,8 @@ impl World {
         loop {
             // Only a peer that has crashed asks for a connection of the same QP. Packets of the old one may still arrive.
             while let Some(examination) = self.hosts[host].manager.poll_examination() {
-                let has_heard = self.random.chance(10);
-                self.hosts[host].manager.examined(self.now, &examination, has_heard);
+                let has_received = self.random.chance(10);
+                self.hosts[host].manager.examined(self.now, &examination, has_received);
             }
             while let Some(transmit) = self.hosts[host].manager.poll_transmit() {
                 self.send(host, transmit);
