@@ -68,12 +68,12 @@ fn cannot_find(receipt: Receipt) -> Option<&'static str> {
 
 /// Returns the names of the entries that were not reached.
 pub fn unreached(coverage: &Coverage) -> Vec<String> {
-    let mut found: BTreeMap<String, u64> = BTreeMap::new();
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for service in SERVICES {
         for opcode in rows(service) {
             for (state, place) in columns(service, opcode) {
                 let name = format!("{} in {state:?}, {place:?}", kind(opcode));
-                *found.entry(name).or_default() += coverage.arrivals(Arrival { state, opcode, place });
+                *counts.entry(name).or_default() += coverage.arrivals(Arrival { state, opcode, place });
             }
         }
     }
@@ -81,21 +81,21 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
         let reached = coverage.moves(step);
         match impossible(step) {
             None if step == LIMIT_LIFTED => {}
-            None => *found.entry(describe(step)).or_default() += reached,
+            None => *counts.entry(describe(step)).or_default() += reached,
             Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe(step)),
         }
     }
     for receipt in receipts() {
         let reached = coverage.receipts(receipt);
         match cannot_find(receipt) {
-            None => *found.entry(describe_receipt(receipt)).or_default() += reached,
+            None => *counts.entry(describe_receipt(receipt)).or_default() += reached,
             Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe_receipt(receipt)),
         }
     }
     for notice in EventEffect::ALL {
-        *found.entry(describe_notice(notice).into()).or_default() += coverage.notices(notice);
+        *counts.entry(describe_notice(notice).into()).or_default() += coverage.notices(notice);
     }
-    found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
+    counts.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
 
 /// The only rare move, once in 100,000 seeds: a rate limit is lifted, and the QP modified, within a message whose packets have not asked.
@@ -197,14 +197,14 @@ fn describe_receipt(receipt: Receipt) -> String {
         Source::Shared => "a shared queue",
         Source::Named => "the shared queue that it names",
     };
-    let found = match receipt.result {
+    let counts = match receipt.result {
         Found::Receive => "a receive",
         Found::Nothing => "no receive",
         Found::NoQueue => "no such queue",
         Found::Unfit => "a receive that cannot hold it",
     };
     let service = format!("{:?}", receipt.service).to_uppercase();
-    format!("a message of {service} looks in {source}: {found}")
+    format!("a message of {service} looks in {source}: {counts}")
 }
 
 fn describe_notice(notice: EventEffect) -> &'static str {

@@ -64,13 +64,13 @@ pub fn hold_reads(
         for _ in 0..6 + rng.below(10) {
             at += 1_000 * rng.pick(&[0, 0, 10, 200, 1_000]);
             let packets = rng.pick(&[1, 2, 4, 8]);
-            let asked = [
+            let requests = [
                 (WrOpcode::Read, 8),
                 (WrOpcode::Read, packets * spec.mtu.bytes() as u32),
                 (WrOpcode::FetchAdd, 8),
                 (WrOpcode::Flush, 0),
             ];
-            let (opcode, length) = rng.pick(&asked);
+            let (opcode, length) = rng.pick(&requests);
             actions.push(Timed { at: Nanos(at), action: Action::Post(way, Op::new(opcode, length)) });
         }
         let late = Trouble::Delay(Nanos(1_000 * (1 + rng.below(400))));
@@ -208,8 +208,8 @@ impl Swarm {
             Focus::Reanswered => {
                 let long = spec.mtu.bytes() as u32 * 4;
                 for _ in 0..3 {
-                    let asked = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
-                    let (opcode, length) = rng.pick(&asked);
+                    let requests = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
+                    let (opcode, length) = rng.pick(&requests);
                     act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
                 }
                 use WrOpcode::{AtomicWrite, CompareSwap, Flush, Send, Write};
@@ -233,8 +233,8 @@ impl Swarm {
                 }
             }
             Focus::NotReady => {
-                let far = Place { channel, end: spec.ends.len() - 1 };
-                act(at, Action::Sleep(far, Nanos(1_000 * rng.pick(&[200, 1_000]))));
+                let remote = Place { channel, end: spec.ends.len() - 1 };
+                act(at, Action::Sleep(remote, Nanos(1_000 * rng.pick(&[200, 1_000]))));
                 for later in [1, 2, 50, 400] {
                     let op = Op::new(WrOpcode::Send, 8);
                     act(at + 1_000 * later, Action::Post(Way { channel, back: false }, op));

@@ -64,7 +64,7 @@ impl Law {
             }
             _ => None,
         });
-        let gone = script.actions.iter().filter_map(|timed| match timed.action {
+        let lost = script.actions.iter().filter_map(|timed| match timed.action {
             Action::Deregister(way, part) if way.channel == channel => Some((way, part)),
             _ => None,
         });
@@ -77,7 +77,7 @@ impl Law {
             retries_may_end: harsh || stormy || (spec.retries < 7 && disturbed),
             rnr_retries_may_end: spec.rnr_retries < 7,
             broken: broken || (spec.slow > Nanos::ZERO && !spec.service.is_reliable()),
-            gone: gone.chain(shared_inboxes.flatten()).collect(),
+            gone: lost.chain(shared_inboxes.flatten()).collect(),
             grants: script.has(|action| match action {
                 Action::FreeWindow(way) => way.channel == channel,
                 // Without acknowledgements, the last use of a key is unknown.

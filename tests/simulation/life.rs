@@ -26,8 +26,8 @@ impl Link {
         if self.life == 0 {
             return self.spec.psns.map(Psn::new);
         }
-        let far = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
-        let jump = self.life * 0x14_0000 + far;
+        let remote = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
+        let jump = self.life * 0x14_0000 + remote;
         // Ahead of the PSNs of old packets, or behind them.
         let back = hash(&[self.seed, self.number as u64, 8]).is_multiple_of(2);
         self.spec.psns.map(|psn| if back { Psn::new(psn) - jump } else { Psn::new(psn) + jump })
@@ -359,7 +359,7 @@ impl Link {
         if spec.service == Service::Uc {
             return [init, rtr, rts];
         }
-        let (asks, answers) = (self.way_from(end).is_some(), self.way_to(end).is_some());
+        let (requests, answers) = (self.way_from(end).is_some(), self.way_to(end).is_some());
         let rtr = QpAttr {
             max_dest_rd_atomic: answers.then_some(spec.rd_atomic),
             selective_repeat: spec.selective.then_some(true),
@@ -368,9 +368,9 @@ impl Link {
         };
         let rts = QpAttr {
             timeout: Some(spec.timeout),
-            retry_cnt: asks.then_some(spec.retries),
-            rnr_retry: asks.then_some(spec.rnr_retries),
-            max_rd_atomic: asks.then_some(spec.rd_atomic),
+            retry_cnt: requests.then_some(spec.retries),
+            rnr_retry: requests.then_some(spec.rnr_retries),
+            max_rd_atomic: requests.then_some(spec.rd_atomic),
             ..rts
         };
         [init, rtr, rts]

@@ -312,12 +312,12 @@ impl Link {
 
     /// Handles an event of a QP or completion queue. Returns false if it is not about this channel.
     pub fn take_event(&mut self, host: usize, event: AsyncEvent) -> bool {
-        let found = self.ends.iter().position(|end| match event {
+        let number = self.ends.iter().position(|end| match event {
             AsyncEvent::Qp(index, _) => end.is(host, index),
             AsyncEvent::Cq(cq, _) => end.host == host && end.qp.as_ref().is_some_and(|qp| qp.cq_index == cq),
             _ => false,
         });
-        let Some(at) = found else { return false };
+        let Some(at) = number else { return false };
         let (AsyncEvent::Qp(_, kind) | AsyncEvent::Cq(_, kind)) = event else { return false };
         let what = format!("q{} end {at}: {event:?}", self.number + 1);
         assert!(self.law.may_report(self.way_of_events(at), kind), "{what}: nothing explains it");
@@ -423,8 +423,8 @@ impl Link {
         if self.law.is_strict() && self.spec.service.is_reliable() {
             for flow in &self.flows {
                 let due = flow.ops.iter().filter(|op| op.opcode.consumes_receive()).count();
-                let came = flow.receivers[0].messages_of_life();
-                assert!(came == due, "{}: {came} of {due} messages came", flow.way);
+                let received = flow.receivers[0].messages_of_life();
+                assert!(received == due, "{}: {received} of {due} messages came", flow.way);
             }
         }
     }

@@ -274,8 +274,8 @@ impl Flow {
                 && (write || content == pattern(self.number(), *i, op.length as usize))
         };
         let from = if law.keeps_order { receiver.next_message[0] } else { 0 };
-        let found = (from..self.ops.len()).filter(is_it).min_by_key(|i| receiver.came[*i]);
-        let i = found.unwrap_or_else(|| panic!("{what}: no such message from number {from} on"));
+        let index = (from..self.ops.len()).filter(is_it).min_by_key(|i| receiver.came[*i]);
+        let i = index.unwrap_or_else(|| panic!("{what}: no such message from number {from} on"));
         assert!(receiver.came[i] < law.most_copies, "{what}: message {i} comes once too often");
         self.receivers[r].next_message[0] = i + 1;
         i

@@ -132,9 +132,9 @@ impl Line {
     /// The request with a response of its own that covers a PSN, and the index of that response packet.
     fn asked_at(&mut self, psn: Psn) -> Option<(&mut Asked, u32)> {
         let at = self.at(psn);
-        let (first, asked) = self.asked.range_mut(..=at).next_back()?;
+        let (first, request) = self.asked.range_mut(..=at).next_back()?;
         let packet = (at - first) as u32;
-        (packet < asked.packets).then_some((asked, packet))
+        (packet < request.packets).then_some((request, packet))
     }
 
     /// Number of response packets that a READ request asks for.
@@ -158,7 +158,7 @@ impl Line {
                     self.at(psn);
                     // Responses leave in order, and READ responses are paced.
                     let waits =
-                        !self.parts.is_empty() || self.asked.values().any(|asked| asked.due.is_some());
+                        !self.parts.is_empty() || self.asked.values().any(|request| request.due.is_some());
                     if packet.bth.ack_req && !waits {
                         self.owed.get_or_insert((psn, now));
                     }
@@ -178,10 +178,10 @@ impl Line {
                     let at = self.at(psn);
                     self.parts.insert(at);
                 } else if has_own_answer(packet)
-                    && let Some((asked, packet)) = self.asked_at(psn)
+                    && let Some((request, packet)) = self.asked_at(psn)
                 {
-                    let goes_on = asked.due.filter(|due| selective && *due < packet);
-                    asked.due = goes_on.or(Some(packet));
+                    let continues = request.due.filter(|due| selective && *due < packet);
+                    request.due = continues.or(Some(packet));
                 }
                 // Responses leave in order: the one to a duplicate goes before a pending ACK, and is paced.
                 if has_own_answer(packet) {
@@ -208,8 +208,8 @@ impl Line {
     fn answer_came(&mut self, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
-        let asks = packet.info().operation == Operation::SelectiveAcknowledge;
-        let positive = !asks && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
+        let is_sack = packet.info().operation == Operation::SelectiveAcknowledge;
+        let positive = !is_sack && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
         let acknowledged = match verdict {
             "acknowledges" => Some(psn.next()),
             _ if verdict.ends_with("send again") || verdict.contains("wait") => Some(psn),
@@ -223,8 +223,11 @@ impl Line {
             _ if verdict.starts_with("came early") => self.repeats.overtaken(psn),
             _ if verdict.starts_with("asked for") => self.repeats.overtaken(psn),
             "stale: already going back" if positive && !(self.paced && self.known.selective) => {
-                let (name, is_asked) = (&self.known.name, self.went_back || self.repeats.are_before(psn));
-                assert!(is_asked, "{name}: {packet} overtakes what was asked, and nothing is asked again");
+                let (name, is_requested) = (&self.known.name, self.went_back || self.repeats.are_before(psn));
+                assert!(
+                    is_requested,
+                    "{name}: {packet} overtakes what was asked, and nothing is asked again"
+                );
             }
             _ if verdict.starts_with("receiver not ready: wait") => {
                 let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
@@ -277,17 +280,17 @@ impl Line {
         let (psn, name) = (packet.bth.psn, self.known.name.clone());
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
         let acknowledges = packet.info().operation == Operation::Acknowledge;
-        if let Some((_, since)) = self.owed.take_if(|(asked, _)| !psn.is_before(*asked)) {
+        if let Some((_, since)) = self.owed.take_if(|(request, _)| !psn.is_before(*request)) {
             let late = now - since;
             assert!(!prompt || late < AT_ONCE, "{name}: {packet} leaves {late} after it was asked for");
         }
-        let asks = packet.info().operation == Operation::SelectiveAcknowledge;
-        if asks || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
+        let is_sack = packet.info().operation == Operation::SelectiveAcknowledge;
+        if is_sack || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
             return;
         }
-        let asked = self.questions.iter().position(|asked| !asked.is_before(psn));
-        if let Some(asked) = asked.filter(|_| acknowledges && self.asked_at(psn).is_some()) {
-            self.questions.remove(asked);
+        let request = self.questions.iter().position(|request| !request.is_before(psn));
+        if let Some(request) = request.filter(|_| acknowledges && self.asked_at(psn).is_some()) {
+            self.questions.remove(request);
             return;
         }
         match self.asked_at(psn) {
@@ -298,15 +301,15 @@ impl Line {
         if packet.info().position == Position::Only && self.parts.remove(&at) {
             return;
         }
-        if let Some((asked, k)) = self.asked_at(psn) {
-            assert!(asked.due == Some(k), "{name}: {packet}: packet {k} of {asked:?} is not due");
-            asked.due = (k + 1 < asked.packets).then_some(k + 1);
+        if let Some((request, k)) = self.asked_at(psn) {
+            assert!(request.due == Some(k), "{name}: {packet}: packet {k} of {request:?} is not due");
+            request.due = (k + 1 < request.packets).then_some(k + 1);
         }
         if self.last_answer.is_some_and(|last| psn.is_before(last)) {
             let lowest = self.lowest.take();
-            let was_asked = lowest.is_some_and(|lowest| !psn.is_before(lowest));
+            let was_requested = lowest.is_some_and(|lowest| !psn.is_before(lowest));
             assert!(
-                was_asked,
+                was_requested,
                 "{name}: {packet} behind {:?}, and asked again is {lowest:?}",
                 self.last_answer
             );

@@ -170,8 +170,8 @@ impl<'a> World<'a> {
             let alive = self.pass(limit);
             self.check_stations();
             // A moderated event may have been raised by its timer.
-            let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
-            if !alive && limit == Nanos::MAX && !dawdles && !told {
+            let notified = self.links.iter_mut().fold(false, |notified, link| notified | link.hear());
+            if !alive && limit == Nanos::MAX && !dawdles && !notified {
                 break;
             }
             let now = self.net.now();
@@ -199,11 +199,11 @@ impl<'a> World<'a> {
         let Some(qp) = end.qp.as_ref().filter(|_| end.usable) else { return };
         let command = Command::ExamineQp(qp.handle.index, true);
         let now = self.net.now();
-        let has_heard = match self.net.hosts_mut()[end.host].call(now, command) {
-            Ok(Answer::Heard(has_heard)) => has_heard,
+        let has_received = match self.net.hosts_mut()[end.host].call(now, command) {
+            Ok(Answer::Heard(has_received)) => has_received,
             other => panic!("a QP in use: {other:?}"),
         };
-        self.outcome.add(if has_heard { "heard" } else { "questions" }, 1);
+        self.outcome.add(if has_received { "heard" } else { "questions" }, 1);
     }
 
     /// Time of the last action, jumps included.
@@ -257,8 +257,8 @@ impl<'a> World<'a> {
     /// Tells the hosts the new MAC addresses that are due.
     fn hear(&mut self) {
         let now = self.net.now();
-        let heard: Vec<_> = self.pending_moves.extract_if(.., |(at, _)| *at <= now).collect();
-        for (_, moved) in heard {
+        let due: Vec<_> = self.pending_moves.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, moved) in due {
             let mac = self.stations.mac(moved);
             for gid in self.stations.gids(moved, self.script.hosts.ipv6) {
                 for (_, host) in self.net.hosts_mut().iter_mut().filter(|(i, _)| *i != moved) {
