@@ -131,15 +131,15 @@ struct Site {
 
 impl Site {
     fn new(port: u16) -> Site {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let manager = ConnectionManager::start(&far).expect("a manager");
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), port);
-        Site { near, far, manager, to }
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let manager = ConnectionManager::start(&remote).expect("a manager");
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), port);
+        Site { near: local, far: remote, manager, to }
     }
 
     /// Returns the bytes that a half-open connection holds, on average of all places but the first: tables and buffers have grown by then.
     fn held_by_one(&self, private_data: &[u8]) -> i64 {
-        let stranger = Stranger::new(&self.near, self.to);
+        let unknown_peer = Stranger::new(&self.near, self.to);
         let answered = |count: u32| {
             let until = Instant::now() + PATIENCE;
             let replies = || {
@@ -151,10 +151,10 @@ impl Site {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        stranger.ask(0, private_data);
+        unknown_peer.ask(0, private_data);
         answered(1);
         let before = ALLOCATED.load(Relaxed);
-        (1..PLACES).for_each(|number| stranger.ask(number, private_data));
+        (1..PLACES).for_each(|number| unknown_peer.ask(number, private_data));
         answered(PLACES);
         let held = (ALLOCATED.load(Relaxed) - before) / i64::from(PLACES - 1);
         let is_ready = |qp: &QpType, state: QpState| *qp == QpType::Rc && state == QpState::Rts;

@@ -35,15 +35,24 @@ struct Site {
 
 impl Site {
     fn new() -> Site {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let (manager, far_manager) = (
-            ConnectionManager::start(&near).expect("a manager"),
-            ConnectionManager::start(&far).expect("a manager"),
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let (manager, remote_manager) = (
+            ConnectionManager::start(&local).expect("a manager"),
+            ConnectionManager::start(&remote).expect("a manager"),
         );
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
         let folder = tempfile::tempdir().expect("a folder");
         let events = Arc::default();
-        let mut site = Site { server: None, folder, events, far, far_manager, near, manager, to };
+        let mut site = Site {
+            server: None,
+            folder,
+            events,
+            far: remote,
+            far_manager: remote_manager,
+            near: local,
+            manager,
+            to,
+        };
         site.start();
         site
     }

@@ -54,13 +54,21 @@ impl Site {
     }
 
     fn with(subsystem: Arc<Subsystem>) -> Site {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let (manager, far_manager) = (
-            ConnectionManager::start(&near).expect("a manager"),
-            ConnectionManager::start(&far).expect("a manager"),
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let (manager, remote_manager) = (
+            ConnectionManager::start(&local).expect("a manager"),
+            ConnectionManager::start(&remote).expect("a manager"),
         );
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), 4420);
-        let mut site = Site { target: None, subsystem, far, far_manager, near, manager, to };
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), 4420);
+        let mut site = Site {
+            target: None,
+            subsystem,
+            far: remote,
+            far_manager: remote_manager,
+            near: local,
+            manager,
+            to,
+        };
         site.start();
         site
     }

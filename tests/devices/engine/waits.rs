@@ -24,12 +24,12 @@ struct Waiter {
 
 impl Waiter {
     fn new() -> Waiter {
-        let (device, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+        let (device, remote) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
         let channel = CompletionChannel::counting().expect("descriptors");
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, Some(&channel)).expect("a queue");
         let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
-        let peer = End::new(&far, 8);
+        let peer = End::new(&remote, 8);
         let (here, there) = (qp.endpoint(0).expect("a GID"), peer.qp.endpoint(0).expect("a GID"));
         let options: ConnectOptions = patient();
         qp.connect(&here, &there, &options).expect("connected");
@@ -161,12 +161,12 @@ fn cancelled_waiter_does_not_block_others() {
 fn many_waiting_threads_get_their_events() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 50;
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
     std::thread::scope(|scope| {
         for number in 0..THREADS {
-            let (near, far) = (&near, &far);
+            let (local, remote) = (&local, &remote);
             scope.spawn(move || {
-                let ends = [near, far].map(|device| {
+                let ends = [local, remote].map(|device| {
                     let channel = CompletionChannel::counting().expect("descriptors");
                     if number % 2 == 0 {
                         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");

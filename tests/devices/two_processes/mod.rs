@@ -54,10 +54,10 @@ fn exchange(from: &End, to: &End, seed: usize) {
     assert_eq!(from.completion().opcode, WcOpcode::Write);
     assert_eq!(to.bytes(12_000, 5_000), sent[..5_000]);
 
-    let asked = to.fill(seed + 2);
+    let request = to.fill(seed + 2);
     from.post(WrOpcode::Read, 7_000, to, 3);
     assert_eq!(from.completion().opcode, WcOpcode::Read);
-    assert_eq!(from.bytes(0, 7_000), asked[3..7_003]);
+    assert_eq!(from.bytes(0, 7_000), request[3..7_003]);
     assert_eq!(from.bytes(7_000, 1_000), sent[7_000..8_000], "and no byte more");
 
     to.memory.write(64, &10u64.to_ne_bytes()).expect("inside");
