@@ -43,9 +43,9 @@ struct Client {
 impl Client {
     /// Starts the connection manager of a host, with IDs of this life.
     fn start(device: &Device, life: u64) -> Client {
-        let (tell, events) = channel();
+        let (sender, events) = channel();
         let manager = Manager::new(Config { seed: life, ca_guid: 7, ..Config::default() });
-        let service = ConnectionService::start(device, manager, Confirms(tell)).expect("QP1");
+        let service = ConnectionService::start(device, manager, Confirms(sender)).expect("QP1");
         Client { service, events }
     }
 
@@ -73,13 +73,13 @@ fn restarted_peer_connects_within_three_seconds() {
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
     let to = SocketAddr::new(ip(2), PORT);
     for port in ["xdp", "packet", "udp"] {
-        let (near, far) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
-        let manager = ConnectionManager::start(&far).expect("QP1");
+        let (local, remote) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
+        let manager = ConnectionManager::start(&remote).expect("QP1");
         let listener = manager.listen(to, 4).expect("a listener");
         let server = thread::spawn(move || {
             let accept = || {
                 let request = listener.accept(PATIENCE).expect("a device").expect("a request");
-                request.accept(End::new(&far).qp(), &DialOptions::default()).expect("a connection")
+                request.accept(End::new(&remote).qp(), &DialOptions::default()).expect("a connection")
             };
             let old = accept();
             let new = accept();
@@ -87,12 +87,12 @@ fn restarted_peer_connects_within_three_seconds() {
             drop(new);
         });
         let qpn = Qpn::new(17);
-        let client = Client::start(&near, 1);
+        let client = Client::start(&local, 1);
         client.ask(qpn, ip(1), to);
         client.reply();
         // Forgets the connection without a message.
         drop(client);
-        let client = Client::start(&near, 2);
+        let client = Client::start(&local, 2);
         let begun = Instant::now();
         client.ask(qpn, ip(1), to);
         client.reply();
@@ -108,19 +108,19 @@ fn request_for_live_qp_ends_nothing() {
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
     let to = SocketAddr::new(ip(2), PORT);
     for port in ["xdp", "packet", "udp"] {
-        let (near, far) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
-        let manager = ConnectionManager::start(&far).expect("QP1");
+        let (local, remote) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
+        let manager = ConnectionManager::start(&remote).expect("QP1");
         let listener = manager.listen(to, 4).expect("a listener");
         let server = thread::spawn(move || {
-            let mut end = End::new(&far);
+            let mut end = End::new(&remote);
             let request = listener.accept(PATIENCE).expect("a device").expect("a request");
             let connection = request.accept(end.qp(), &DialOptions::default()).expect("a connection");
             assert_eq!(end.completed(), 5);
             assert!(!connection.wait_for_end(Duration::ZERO));
             assert!(manager.counters().names_connected_qp > 0);
         });
-        let client = Client::start(&near, 1);
-        let mut end = End::new(&near);
+        let client = Client::start(&local, 1);
+        let mut end = End::new(&local);
         let qp = end.qp();
         client.ask(qp.qpn(), ip(1), to);
         let (qpn, psn) = client.reply();

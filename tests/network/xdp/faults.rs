@@ -148,10 +148,10 @@ fn killed_owner_leaves_interface_usable() {
     let wire = Wire::new("kill", 1500, 1);
     let mut child = child(&std::env::current_exe().unwrap(), name, wire.a.name().unwrap());
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let said = Stream::of(child.stdout.take().unwrap());
+    let output = Stream::of(child.stdout.take().unwrap());
     let until = Instant::now() + LIMIT;
-    while !said.text().contains("HOLDING") {
-        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no port: {}", said.text());
+    while !output.text().contains("HOLDING") {
+        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no port: {}", output.text());
         std::thread::sleep(Duration::from_millis(5));
     }
     let e = wire.left(|_| {}).err().unwrap().to_string();
@@ -283,8 +283,8 @@ fn named_capabilities_suffice() {
     const PERFMON: libc::c_ulong = 38;
     const BPF: libc::c_ulong = 39;
     let wire = Wire::new("caps", 1500, 1);
-    let said = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
-    assert!(said.contains("verifier") && said.contains("CAP_PERFMON"), "{said}");
-    let said = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
-    assert!(said.contains("OPENED"), "{said}");
+    let output = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
+    assert!(output.contains("verifier") && output.contains("CAP_PERFMON"), "{output}");
+    let output = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
+    assert!(output.contains("OPENED"), "{output}");
 }
