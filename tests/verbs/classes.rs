@@ -147,10 +147,10 @@ impl Watched {
         }
         let client = self.start("far", port, options, &format!("{program} {NEAR}")).finish();
         let server = server.finish();
-        let heard = self.taps.each_ref().map(Tap::seen);
+        let tapped = self.taps.each_ref().map(Tap::seen);
         let captured = ["near", "far"].map(|end| arrived(&self.capture(end)));
-        let came = if port == "xdp" { captured } else { heard };
-        Played { client, server, came }
+        let packets = if port == "xdp" { captured } else { tapped };
+        Played { client, server, came: packets }
     }
 }
 
@@ -168,11 +168,11 @@ impl Played {
 
     /// Counts data packets by their marks, at either end.
     fn marks(&self) -> BTreeMap<Marks, usize> {
-        let mut found = BTreeMap::new();
+        let mut marks = BTreeMap::new();
         for seen in self.came.iter().flatten().filter(|seen| carries_data(seen.opcode)) {
-            *found.entry(seen.marks).or_default() += 1;
+            *marks.entry(seen.marks).or_default() += 1;
         }
-        found
+        marks
     }
 }
 
@@ -203,8 +203,12 @@ fn perftests_traffic_class_is_on_the_wire() {
                 let command = format!("{program} -x 1 -F -n 20 -s 5000 --sl=3 {asked}");
                 let played = watched.play(port, options, &command).well();
                 let marks = played.marks();
-                let told = format!("{port}: {options} -- {command}: {marks:?}");
-                assert_eq!(set(marks.keys().map(|m| (m.tos, m.priority))), set([(expected, None)]), "{told}");
+                let context = format!("{port}: {options} -- {command}: {marks:?}");
+                assert_eq!(
+                    set(marks.keys().map(|m| (m.tos, m.priority))),
+                    set([(expected, None)]),
+                    "{context}"
+                );
             }
         }
     }
@@ -245,8 +249,8 @@ fn connection_or_default_tos_is_used() {
             ] {
                 let command = format!("{program} -R -F -n 20 -s 5000 {asked}");
                 let marks = watched.play(port, options, &command).well().marks();
-                let told = format!("{port}: {options} -- {command}: {marks:?}");
-                assert_eq!(set(marks.keys().map(|m| m.tos)), set(expected.iter().copied()), "{told}");
+                let context = format!("{port}: {options} -- {command}: {marks:?}");
+                assert_eq!(set(marks.keys().map(|m| m.tos)), set(expected.iter().copied()), "{context}");
             }
         }
     }
@@ -265,8 +269,8 @@ fn launchers_rate_is_not_exceeded() {
             let played = watched.play(port, "--cc fixed,rate=20M", &command).well();
             // Times are by the receiver's clock; a late pass may catch up.
             let end = if program == "ib_read_bw" { "far" } else { "near" };
-            let came = arrived(&watched.capture(end));
-            let data: Vec<_> = came.iter().filter(|seen| carries_data(seen.opcode)).collect();
+            let packets = arrived(&watched.capture(end));
+            let data: Vec<_> = packets.iter().filter(|seen| carries_data(seen.opcode)).collect();
             let bits = |from: usize| 8 * data[from + 1..].iter().map(|seen| seen.bytes as u64).sum::<u64>();
             assert!(bits(0) >= 40 * 16384 * 7, "{} bits", bits(0));
             // On a busy machine, the receiver may see the first frames late. A rate that is really exceeded shows from any
@@ -333,14 +337,14 @@ fn rates_labels_and_service_levels_apply() {
             assert!(ended.status.success() && ended.said.contains("all so"), "{port} {way}: {ended:?}");
             println!("{port} {way}: {}", ended.said);
             // The far end has only its kernel, which receives what AF_XDP sends.
-            let [_, heard] = watched.taps.each_ref().map(Tap::seen);
-            let marks = set(heard.iter().map(|seen| (seen.marks.tos, seen.marks.source_port)));
-            let told = format!("{port} {way}: {} packets, {marks:?}", heard.len());
+            let [_, tapped] = watched.taps.each_ref().map(Tap::seen);
+            let marks = set(tapped.iter().map(|seen| (seen.marks.tos, seen.marks.source_port)));
+            let context = format!("{port} {way}: {} packets, {marks:?}", tapped.len());
             if port == "xdp" {
-                assert_eq!(marks, set([(0x68, source_port)]), "{told}");
+                assert_eq!(marks, set([(0x68, source_port)]), "{context}");
             } else {
                 // Sockets have their own source ports; each path uses one of them (`udp/tx`).
-                assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{told}");
+                assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{context}");
             }
         }
     }
@@ -372,7 +376,11 @@ fn knob_file_changes_a_running_program() {
         std::fs::write(&knobs, "off # as fast as it goes").unwrap();
         let ended = client.finish();
         assert!(ended.status.success() && server.finish().status.success(), "{port}: {ended:?}");
-        let told = ended.said.matches("congestion control stays as it is").count();
-        assert_eq!((told, ended.said.contains("`rat` is no knob of fixed")), (1, true), "{port}: {ended:?}");
+        let warnings = ended.said.matches("congestion control stays as it is").count();
+        assert_eq!(
+            (warnings, ended.said.contains("`rat` is no knob of fixed")),
+            (1, true),
+            "{port}: {ended:?}"
+        );
     }
 }

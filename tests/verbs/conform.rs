@@ -49,8 +49,8 @@ pub(crate) fn conform(site: &Site, options: &str) -> Finished {
 pub(crate) fn here(options: &str) -> (i32, String) {
     let mut command = Command::new(folder().join("roxie"));
     let done = command.arg("conform").args(options.split_whitespace()).output_in_time().unwrap();
-    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-    (done.status.code().unwrap_or(-1), said.into_owned())
+    let output = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    (done.status.code().unwrap_or(-1), output.into_owned())
 }
 
 #[test]
@@ -151,9 +151,9 @@ fn planted_bugs_break_the_right_checks() {
         let done = conform(&site, &format!("--filter {check} --json {}", json.display()));
         assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
         let report = Report::read(&fs::read_to_string(&json).unwrap()).unwrap();
-        let found = report.checks.iter().find(|outcome| outcome.name == check).unwrap();
-        assert_eq!(found.verdict, Verdict::Breaks, "{bug}: {}", done.said);
-        assert!(!found.came.is_empty() && !found.ladder.is_empty(), "{bug}: {}", done.said);
+        let check_outcome = report.checks.iter().find(|outcome| outcome.name == check).unwrap();
+        assert_eq!(check_outcome.verdict, Verdict::Breaks, "{bug}: {}", done.said);
+        assert!(!check_outcome.came.is_empty() && !check_outcome.ladder.is_empty(), "{bug}: {}", done.said);
     }
 }
 
@@ -226,11 +226,11 @@ fn wrong_usage_has_its_exit_code() {
     for options in
         ["", "--target nowhere", "list --filter no-such", "diff one.json", "diff none.json none.json"]
     {
-        let (code, said) = here(options);
-        assert_eq!(code, 2, "{options}: {said}");
+        let (code, output) = here(options);
+        assert_eq!(code, 2, "{options}: {output}");
     }
-    let (code, said) = here("--target 127.0.0.1");
-    assert!(code == 77 && said.contains("address of this host"), "{said}");
+    let (code, output) = here("--target 127.0.0.1");
+    assert!(code == 77 && output.contains("address of this host"), "{output}");
 }
 
 #[test]
@@ -251,8 +251,8 @@ fn diff_fails_if_a_verdict_is_worse() {
         file.display().to_string()
     };
     let (good, bad) = (write("good.json", "keeps"), write("bad.json", "breaks"));
-    let (code, said) = here(&format!("diff {good} {bad}"));
-    assert!(code == 1 && said.contains("rc/valid/send_only: keeps -> breaks"), "{said}");
+    let (code, output) = here(&format!("diff {good} {bad}"));
+    assert!(code == 1 && output.contains("rc/valid/send_only: keeps -> breaks"), "{output}");
     assert_eq!(here(&format!("diff {bad} {good}")).0, 0);
     assert!(here(&format!("diff {bad} {bad}")).1.contains("no verdict differs"));
 }

@@ -20,14 +20,14 @@ fn psns(capture: &Path, way: Direction, opcode: u8) -> Vec<u32> {
     // Offset behind Ethernet, IPv4 and UDP headers.
     const BTH: usize = 14 + 20 + 8;
     let mut reader = Reader::new(File::open(capture).unwrap()).unwrap();
-    let mut found = Vec::new();
+    let mut ended = Vec::new();
     while let Some(record) = reader.next().expect("whole blocks") {
         if record.direction == Some(way) && record.data[BTH] == opcode {
             let [high, middle, low] = record.data[BTH + 9..BTH + 12] else { unreachable!() };
-            found.push(u32::from_be_bytes([0, high, middle, low]));
+            ended.push(u32::from_be_bytes([0, high, middle, low]));
         }
     }
-    found
+    ended
 }
 
 /// `exit` guarantees both, `_exit` only the acknowledgement (`rdmacm.rs`), signals neither.

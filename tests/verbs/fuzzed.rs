@@ -68,16 +68,16 @@ fn planted_bugs_are_found_and_shrunk() {
         let done = conform(&site, &options);
         println!("{bug}: {}", done.said);
         assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
-        let found = report(&json);
-        let found = found.checks.iter().find(|outcome| outcome.name == format!("fuzz/{service}")).unwrap();
-        assert_eq!(found.verdict, Verdict::Breaks, "{bug}: {}", done.said);
-        let script: Sequence = found.script.parse().unwrap();
+        let read = report(&json);
+        let read = read.checks.iter().find(|outcome| outcome.name == format!("fuzz/{service}")).unwrap();
+        assert_eq!(read.verdict, Verdict::Breaks, "{bug}: {}", done.said);
+        let script: Sequence = read.script.parse().unwrap();
         assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.said);
         assert!(
-            !found.ladder.is_empty() && done.said.contains(&found.script.lines().last().unwrap().to_owned())
+            !read.ladder.is_empty() && done.said.contains(&read.script.lines().last().unwrap().to_owned())
         );
         let file = captures.join(format!("fuzz-{service}.script"));
-        assert_eq!(fs::read_to_string(&file).unwrap(), found.script);
+        assert_eq!(fs::read_to_string(&file).unwrap(), read.script);
         let again = conform(&site, &format!("--script {}", file.display()));
         assert_eq!(again.status.code(), Some(1), "{bug}: {}", again.said);
         drop(agent);
@@ -120,8 +120,8 @@ fn wrong_scripts_and_options_are_usage() {
         (format!("--target {FAR} --ssh=-oProxyCommand=x"), "USER@HOST"),
         (format!("--target {FAR} --ssh host --ssh-device a;b"), "mlx5_0"),
     ] {
-        let (code, said) = here(&options);
-        assert!(code == 2 && said.contains(words), "{options}: {said}");
+        let (code, output) = here(&options);
+        assert!(code == 2 && output.contains(words), "{options}: {output}");
     }
 }
 
@@ -132,9 +132,9 @@ fn stand_in(site: &Site, place: &Path, port: &str) {
         .chain(run.get_args())
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
-    let far = site.far.name().unwrap();
+    let remote = site.far.name().unwrap();
     let text = format!(
-        "#!/bin/sh\necho \"$1 $2\" > {}/asked\nexec ip netns exec {far} {} -c \"$3\"\n",
+        "#!/bin/sh\necho \"$1 $2\" > {}/asked\nexec ip netns exec {remote} {} -c \"$3\"\n",
         place.display(),
         words.join(" ")
     );

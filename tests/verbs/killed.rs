@@ -56,8 +56,8 @@ fn other_end_notices_a_killed_program() {
             in_traffic: round % 3 != 0,
             after: Duration::from_millis(random / 4 % WITHIN_MS),
         };
-        let said = kill_one(&site, PORTS[round / 3 % PORTS.len()], victim);
-        under_way += usize::from(said.contains(RETRY_EXC));
+        let output = kill_one(&site, PORTS[round / 3 % PORTS.len()], victim);
+        under_way += usize::from(output.contains(RETRY_EXC));
         for (namespace, interface) in [(&site.near, "left"), (&site.far, "right")] {
             wait_until_free(namespace, interface);
         }

@@ -120,10 +120,10 @@ fn unprivileged_program_gets_a_socket_device() {
         "--bounding-set=-all",
     ]);
     command.arg(place.path().join("roxie")).args(["run", "--", "ibv_devinfo", "-v"]);
-    let found = Running::start(&site.near, command).finish();
-    assert!(found.status.success() && found.said.contains("::ffff:192.0.2.1"), "{found:?}");
-    let told = "left over UDP sockets, which all programs of this user share; no packet sockets: ";
-    assert!(found.said.contains(told), "{found:?}");
+    let result = Running::start(&site.near, command).finish();
+    assert!(result.status.success() && result.said.contains("::ffff:192.0.2.1"), "{result:?}");
+    let expected = "left over UDP sockets, which all programs of this user share; no packet sockets: ";
+    assert!(result.said.contains(expected), "{result:?}");
 }
 
 /// In the user namespace of `roxie run`, the kernel gives every other user the number 65534.
@@ -237,8 +237,9 @@ fn failed_programs_refusals_are_reported() {
     };
     let why = "ibv_modify_qp: modify_qp: port_num = 2 is out of range, allowed: 1..=1";
     let failed = run(None, "ibv_rc_pingpong -g 1 -i 2");
-    let told = format!("roxie: ibv_rc_pingpong ended with 1. The device had refused it:\nroxie:   {why}\n");
-    assert!(failed.status.code() == Some(1) && failed.said.ends_with(&told), "{failed:?}");
+    let expected =
+        format!("roxie: ibv_rc_pingpong ended with 1. The device had refused it:\nroxie:   {why}\n");
+    assert!(failed.status.code() == Some(1) && failed.said.ends_with(&expected), "{failed:?}");
     let aloud = run(Some("info"), "ibv_rc_pingpong -g 1 -i 2");
     assert!(aloud.said.contains(why) && !aloud.said.contains("had refused"), "{aloud:?}");
     let well = run(None, "ibv_devinfo -v");
@@ -284,13 +285,13 @@ fn advice_for_missing_address_works() {
         return;
     }
     folder();
-    let (near, far) = (NetNs::create("l-bare-a").unwrap(), NetNs::create("l-bare-b").unwrap());
+    let (local, remote) = (NetNs::create("l-bare-a").unwrap(), NetNs::create("l-bare-b").unwrap());
     let run = |options: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
         command.arg("run").args(options).args(["--", "ibv_devices"]);
-        Running::start(&near, command).finish()
+        Running::start(&local, command).finish()
     };
-    let says = |options: &[&str], wanted: &str| {
+    let reports = |options: &[&str], wanted: &str| {
         let refused = run(options);
         assert_eq!((refused.status.code(), &*refused.said), (Some(3), wanted));
     };
@@ -298,24 +299,24 @@ fn advice_for_missing_address_works() {
         let listed = run(options);
         assert!(listed.status.success() && listed.said.contains("roxie0"), "{options:?}: {listed:?}");
     };
-    let mut links = Links::open_in(&near).unwrap();
+    let mut links = Links::open_in(&local).unwrap();
     links.set_up("lo", false).unwrap();
     let alone =
         "roxie run: there is no interface besides loopback: connect this host, or container, to a network";
-    says(&[], &format!("{alone}\n"));
-    says(&["--dev", "lo"], "roxie run: lo is down: `ip link set dev lo up` first\n");
+    reports(&[], &format!("{alone}\n"));
+    reports(&["--dev", "lo"], "roxie run: lo is down: `ip link set dev lo up` first\n");
     links.set_up("lo", true).unwrap();
-    says(&[], &format!("{alone}; or `--dev lo`, where a program can only talk to itself\n"));
+    reports(&[], &format!("{alone}; or `--dev lo`, where a program can only talk to itself\n"));
     works(&["--dev", "lo"]);
 
-    links.create_veth("left", &far, "right", 1).unwrap();
-    says(
+    links.create_veth("left", &remote, "right", 1).unwrap();
+    reports(
         &[],
         "roxie run: no interface besides loopback has an address: give one to left, for example `ip addr add 192.0.2.1/24 dev left`; \
          or `--dev lo`, where a program can only talk to itself\n",
     );
     links.add_address("left", "192.0.2.1/24".parse().unwrap()).unwrap();
-    says(&[], "roxie run: left is down: `ip link set dev left up` first\n");
+    reports(&[], "roxie run: left is down: `ip link set dev left up` first\n");
     links.set_up("left", true).unwrap();
     works(&[]);
 }

@@ -68,14 +68,14 @@ impl Mesh {
         let start = |number: usize| {
             let words = format!("{number} {processes} {messages} {first_port} {NEAR} {FAR}");
             let command = format!("{} {words}", program.display());
-            let is_near = number < processes / 2;
-            let mut running = if is_near { site.near(device, &command) } else { site.far(device, &command) };
+            let is_local = number < processes / 2;
+            let mut running = if is_local { site.near(device, &command) } else { site.far(device, &command) };
             running.wait_until_it_serves();
             running
         };
-        let near = (0..processes / 2).map(start).collect();
-        let far = (processes / 2..processes).map(start).collect();
-        Mesh { near, far, messages, _program: place }
+        let local = (0..processes / 2).map(start).collect();
+        let remote = (processes / 2..processes).map(start).collect();
+        Mesh { near: local, far: remote, messages, _program: place }
     }
 
     /// Waits until all processes have received all messages intact.

@@ -83,9 +83,9 @@ fn ends_clean(site: &Site, nics: [Running; 2]) {
         nic.until = Instant::now() + PATIENCE;
         let ended = nic.finish();
         assert!(ended.status.success(), "{ended:?}");
-        let (came, went) =
+        let (arrived, sent) =
             (ended.said.matches(") is served").count(), ended.said.matches(") has ended").count());
-        assert!(came > 0 && came == went, "{came} came and {went} went: {ended:?}");
+        assert!(arrived > 0 && arrived == sent, "{arrived} came and {sent} went: {ended:?}");
     }
     nothing_is_left(site);
 }
@@ -158,10 +158,10 @@ fn nic_of_users_warns_of_older_kernels() {
     for (options, serves_users) in [(&["--user", "65533"][..], true), (&[], false)] {
         let nic = nic(&site.near, "left", &[&["--port", "udp"], options].concat());
         signal(nic.child.id(), Signal::SIGTERM);
-        let said = nic.finish().said;
+        let output = nic.finish().said;
         for (since, what) in [((6, 11), "read-only after its registration"), ((6, 16), "by a descriptor")] {
-            let warns = said.contains(what) && said.contains(&format!("Linux {}.{}:", since.0, since.1));
-            assert_eq!(warns, serves_users && kernel < since, "{release}: {said}");
+            let warns = output.contains(what) && output.contains(&format!("Linux {}.{}:", since.0, since.1));
+            assert_eq!(warns, serves_users && kernel < since, "{release}: {output}");
         }
     }
 }
@@ -200,7 +200,7 @@ fn killed_nic_is_noticed_and_replaced() {
     if skip(name, &["cc", "ibv_rc_pingpong"]) {
         return;
     }
-    let (site, [mut near, far]) = Site::with_nics("nic-kills", &["--port", "xdp"]);
+    let (site, [mut local, remote]) = Site::with_nics("nic-kills", &["--port", "xdp"]);
     let (kills, processes) = (number("NICS", NICS), number("MESH", 6));
     let mut chance = Chance::new();
     let mut peers = Vec::new();
@@ -210,9 +210,9 @@ fn killed_nic_is_noticed_and_replaced() {
         // A client that is connecting, or has just connected.
         let joins = site.near("nic", "ibv_rc_pingpong -g 1");
         chance.sleep(Duration::from_millis(700));
-        signal(near.child.id(), Signal::SIGKILL);
-        near.child.wait().expect("killed");
-        near = nic(&site.near, "left", &["--port", "xdp"]);
+        signal(local.child.id(), Signal::SIGKILL);
+        local.child.wait().expect("killed");
+        local = nic(&site.near, "left", &["--port", "xdp"]);
         for running in mesh.near {
             let ended = running.finish();
             assert!(!ended.status.success() && ended.said.contains("the device is gone"), "{ended:?}");
@@ -228,7 +228,7 @@ fn killed_nic_is_noticed_and_replaced() {
         assert!(!ended.status.success() && !ended.said.contains("the device is gone"), "{ended:?}");
     }
     println!("{kills} NICs were killed, each with {} processes that it served", processes / 2 + 1);
-    ends_clean(&site, [near, far]);
+    ends_clean(&site, [local, remote]);
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn killed_nic_wakes_its_clients() {
     if skip("killed_nic_wakes_its_clients", &["ib_write_bw", "rping", "ibv_rc_pingpong"]) {
         return;
     }
-    let (site, [mut near, far]) = Site::with_nics("nic-killed", &["--port", "xdp"]);
+    let (site, [mut local, remote]) = Site::with_nics("nic-killed", &["--port", "xdp"]);
     let program = "ib_write_bw -x 1 -F -s 4096 -D 30";
     let mut polls = site.near("nic", program);
     polls.wait_until_it_listens(18515);
@@ -306,8 +306,8 @@ fn killed_nic_wakes_its_clients() {
     let mut partner = site.far("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
     // `peer` receives acknowledgements only: payload from the near end is for `partner`.
     partner.wait_until("exchanging", |_| sent_bytes(&site.near) > 0);
-    signal(near.child.id(), Signal::SIGKILL);
-    near.child.wait().expect("killed");
+    signal(local.child.id(), Signal::SIGKILL);
+    local.child.wait().expect("killed");
     // `peer` always has requests outstanding, so its retries run out.
     for running in [polls, peer, sleeps] {
         let ended = running.finish();
@@ -319,7 +319,7 @@ fn killed_nic_wakes_its_clients() {
     let again = nic(&site.near, "left", &["--port", "xdp"]);
     site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c", 18515);
     drop(listens);
-    ends_clean(&site, [again, far]);
+    ends_clean(&site, [again, remote]);
 }
 
 #[test]
@@ -333,16 +333,16 @@ fn program_in_another_pid_namespace_is_served() {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.arg(folder().join("roxie")).args(["nic", "--dev", "left", "--port", "xdp"]);
-    let mut near = Running::start(&site.near, command);
-    near.wait_until_it_is_there("@roxie/nic/left\n");
-    let far = nic(&site.far, "right", &["--port", "xdp"]);
+    let mut local = Running::start(&site.near, command);
+    local.wait_until_it_is_there("@roxie/nic/left\n");
+    let remote = nic(&site.far, "right", &["--port", "xdp"]);
     for (program, port) in [("ibv_rc_pingpong -g 1 -n 200 -c", 18515), ("ib_atomic_bw -x 1 -F -n 200", 18515)]
     {
         site.play("nic", program, port);
     }
-    drop(far);
-    let said = near.said();
-    assert!(said.contains("(process 0,"), "{said}");
+    drop(remote);
+    let output = local.said();
+    assert!(output.contains("(process 0,"), "{output}");
 }
 
 /// Starts a program as another user, with its files in `place`.

@@ -71,8 +71,8 @@ fn invalid_gid_index_is_explained() {
     }
     let site = Site::new("pp-gid");
     // The program itself reports an index beyond the table; the library explains an empty entry.
-    let far = site.far("udp", "ibv_rc_pingpong -g 40 192.0.2.1").finish();
-    assert!(!far.status.success() && far.said.contains("the table has 32 entries"), "{far:?}");
+    let remote = site.far("udp", "ibv_rc_pingpong -g 40 192.0.2.1").finish();
+    assert!(!remote.status.success() && remote.said.contains("the table has 32 entries"), "{remote:?}");
     let mut server = site.near("udp", "ibv_rc_pingpong -g 1");
     server.wait_until_it_listens(PORT);
     // The empty GID goes to the server, which reports the missing address.

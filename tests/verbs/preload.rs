@@ -55,9 +55,9 @@ fn tcp_programs_run_over_preloaded_rsockets() {
             // TCP sockets of the program do not show which port is served: wait for the rdma_cm listener.
             server.wait_until_it_serves();
             let (client, server) = (start(&site.far, "right", NEAR).finish(), server.finish());
-            let told = format!("{port}: {way}: {client:?} {server:?}");
-            assert!(client.status.success() && server.status.success(), "{told}");
-            assert!(client.said == "4194304 bytes\n" && server.said == client.said, "{told}");
+            let context = format!("{port}: {way}: {client:?} {server:?}");
+            assert!(client.status.success() && server.status.success(), "{context}");
+            assert!(client.said == "4194304 bytes\n" && server.said == client.said, "{context}");
         }
     }
 }

@@ -100,10 +100,10 @@ fn rdma_core_tests_reach_expected_outcomes() {
         let mut command = super::launcher(&["--dev", "left", "--port", port], &program);
         command.env("PYVERBS_LEAVE_OUT", waiting.join(","));
         let ended = Running::start(&site.near, command).finish();
-        let found = outcomes(&ended.said);
+        let outcomes_of_run = outcomes(&ended.said);
         let mut worse = Vec::new();
         for Expected { test, roxie, .. } in expected().iter().filter(|line| !waits(line)) {
-            let (outcome, why) = found.get(*test).copied().unwrap_or(("fail", "it did not end"));
+            let (outcome, why) = outcomes_of_run.get(*test).copied().unwrap_or(("fail", "it did not end"));
             let least = match *roxie {
                 _ if huge.is_err() && HUGE.contains(test) => "skip",
                 XDP => {
@@ -120,7 +120,7 @@ fn rdma_core_tests_reach_expected_outcomes() {
                 worse.push(format!("{test}: {outcome} instead of {least}: {why}"));
             }
         }
-        let count = |wanted| found.values().filter(|(outcome, _)| *outcome == wanted).count();
+        let count = |wanted| outcomes_of_run.values().filter(|(outcome, _)| *outcome == wanted).count();
         println!("{port}: {} pass, {} are skipped, {} fail", count("pass"), count("skip"), count("fail"));
         assert!(worse.is_empty(), "{port}:\n{}", worse.join("\n"));
     }

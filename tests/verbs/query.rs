@@ -37,8 +37,8 @@ fn queries_work_beside_the_interfaces_holder() {
     for port in super::ports() {
         let mut first = site.near(port, "ibv_rc_pingpong -g 1");
         first.wait_until_it_listens(18515);
-        let asked = site.near(port, "ibv_devinfo").finish();
-        assert!(asked.status.success() && asked.said.contains("roxie0"), "{port}: {asked:?}");
+        let answer = site.near(port, "ibv_devinfo").finish();
+        assert!(answer.status.success() && answer.said.contains("roxie0"), "{port}: {answer:?}");
         // Over sockets, processes share the interface.
         if port != "xdp" {
             continue;

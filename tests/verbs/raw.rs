@@ -22,14 +22,14 @@ fn some_flow_is_in_force() -> bool {
 
 /// Runs a server and a client of `program` with the same options.
 fn play(site: &Site, program: &str, options: &str) -> (String, String) {
-    let (near, far) = (station(&site.near, "left"), station(&site.far, "right"));
-    let mut server = site.near("xdp", &format!("{program} --server -B {near} -E {far} {options}"));
+    let (local, remote) = (station(&site.near, "left"), station(&site.far, "right"));
+    let mut server = site.near("xdp", &format!("{program} --server -B {local} -E {remote} {options}"));
     // The programs print nothing before their end, and listen to no port.
     server.wait_until("steering", |_| some_flow_is_in_force());
-    let client = site.far("xdp", &format!("{program} --client -B {far} -E {near} {options}")).finish();
+    let client = site.far("xdp", &format!("{program} --client -B {remote} -E {local} {options}")).finish();
     let server = server.finish();
-    let told = format!("{program} {options}\nclient: {client:?}\nserver: {server:?}");
-    assert!(client.status.success() && server.status.success(), "{told}");
+    let context = format!("{program} {options}\nclient: {client:?}\nserver: {server:?}");
+    assert!(client.status.success() && server.status.success(), "{context}");
     (client.said, server.said)
 }
 

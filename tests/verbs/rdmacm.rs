@@ -38,8 +38,8 @@ pub(super) fn meet(site: &Site, port: &str, server: &str, client: &str) -> (Stri
     let mut serving = site.near(port, server);
     serving.wait_until_it_serves();
     let (client_end, server_end) = (site.far(port, client).finish(), serving.finish());
-    let told = format!("{port}: {client}\nclient: {client_end:?}\nserver: {server_end:?}");
-    assert!(client_end.status.success() && server_end.status.success(), "{told}");
+    let context = format!("{port}: {client}\nclient: {client_end:?}\nserver: {server_end:?}");
+    assert!(client_end.status.success() && server_end.status.success(), "{context}");
     (client_end.said, server_end.said)
 }
 
@@ -160,9 +160,9 @@ fn launcher_disconnects_a_killed_program() {
             client.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
             let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
             victim.kill_program();
-            let said = survivor.finish().said;
-            assert!(said.contains("RDMA_CM_EVENT_ESTABLISHED"), "{port}: {said}");
-            assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {said}");
+            let output = survivor.finish().said;
+            assert!(output.contains("RDMA_CM_EVENT_ESTABLISHED"), "{port}: {output}");
+            assert!(output.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {output}");
             assert_eq!(victim.finish().status.code(), Some(128 + 9), "{port}");
         }
     }
@@ -196,13 +196,13 @@ fn peer_is_told_however_a_program_ends() {
             let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
             server.wait_until_it_serves();
             let mut client = site.far(port, client);
-            let said = server.finish().said;
+            let output = server.finish().said;
             let ended = client.child.try_wait().unwrap();
-            let told = client.said();
-            let told = format!("{port}: {}: {ended:?}: {told}\n{said}", client.what);
-            assert!(said.contains("RDMA_CM_EVENT_ESTABLISHED"), "{told}");
-            assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{told}");
-            assert!(!stays || ended.is_none(), "{told}");
+            let context = client.said();
+            let context = format!("{port}: {}: {ended:?}: {context}\n{output}", client.what);
+            assert!(output.contains("RDMA_CM_EVENT_ESTABLISHED"), "{context}");
+            assert!(output.contains("RDMA_CM_EVENT_DISCONNECTED"), "{context}");
+            assert!(!stays || ended.is_none(), "{context}");
         }
     };
     ports().into_iter().for_each(|port| play(&site, port));
@@ -394,8 +394,8 @@ fn route_off_the_device_is_explained() {
     );
     let nowhere = site.far("udp", "rping -c -a 203.0.113.9 -C 1").finish();
     assert!(!nowhere.status.success() && nowhere.said.contains("Network is unreachable"), "{nowhere:?}");
-    let mut elsewhere = site.near("udp", &format!("rping -s -a {NEAR} -p 7175"));
-    elsewhere.wait_until_it_serves();
+    let mut other_place = site.near("udp", &format!("rping -s -a {NEAR} -p 7175"));
+    other_place.wait_until_it_serves();
     let refused = site.far("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
     assert!(!refused.status.success(), "there is no server: {refused:?}");
 }
@@ -416,8 +416,8 @@ fn host_without_roce_is_unreachable_at_once() {
         ("udp", format!("udaddy -s {NEAR} -C 1")),
     ] {
         let ended = site.far(port, &client).finish();
-        let told = "its host says that nothing takes UDP port 4791 there";
-        assert!(!ended.status.success() && ended.said.contains(told), "{port}: {client}: {ended:?}");
+        let expected = "its host says that nothing takes UDP port 4791 there";
+        assert!(!ended.status.success() && ended.said.contains(expected), "{port}: {client}: {ended:?}");
         assert!(!ended.said.contains("did not answer"), "{port}: {ended:?}");
         let event = client.contains("-d").then_some("RDMA_CM_EVENT_UNREACHABLE");
         assert!(event.is_none_or(|event| ended.said.contains(event)), "{port}: {ended:?}");
@@ -465,8 +465,8 @@ fn silent_host_is_given_up_after_15_s() {
     // A socket that receives the datagrams and never answers.
     let _silent = site.near.run(|| std::net::UdpSocket::bind((NEAR, 4791))).unwrap().unwrap();
     let ended = site.far("udp", &format!("rping -c -a {NEAR} -C 1 -d")).finish();
-    let told = format!("{NEAR}:7174 did not answer 7 copies of REQ");
-    assert!(!ended.status.success() && ended.said.contains(&told), "{ended:?}");
+    let expected = format!("{NEAR}:7174 did not answer 7 copies of REQ");
+    assert!(!ended.status.success() && ended.said.contains(&expected), "{ended:?}");
 }
 
 /// As qperf's server. A request that arrives while the port is being opened would be lost, and rdma_rxe repeats it only after 6
