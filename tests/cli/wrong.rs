@@ -62,9 +62,13 @@ fn busy_interface_names_its_holder() {
     drop(taken);
     let servers = [18515, 2000].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
     let shown = net.left("show processes --json").succeeded();
-    let told: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
-    let pids: Vec<_> =
-        told["processes"].as_array().expect("a list").iter().map(|process| process["pid"].as_u64()).collect();
+    let shown_json: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+    let pids: Vec<_> = shown_json["processes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|process| process["pid"].as_u64())
+        .collect();
     assert_eq!(pids, servers.each_ref().map(|server| Some(u64::from(server.child.id()))));
     let doctor = net.left("doctor --dev left --json");
     assert!(doctor.stdout.contains("\"verdict\"") && !doctor.stdout.contains("port-taken"), "{doctor:#?}");

@@ -94,15 +94,15 @@ struct Pair {
 
 impl Pair {
     fn new(net: &Net, port: &str) -> Pair {
-        let near = End::open(&net.a, port, "left", A);
-        let far = End::open(&net.b, port, "right", "192.0.2.2");
-        Pair::connected(net, near, far)
+        let local = End::open(&net.a, port, "left", A);
+        let remote = End::open(&net.b, port, "right", "192.0.2.2");
+        Pair::connected(net, local, remote)
     }
 
     /// Connects another QP of each device.
     fn another(&self, net: &Net) -> Pair {
-        let [near, far] = [&self.near, &self.far].map(|end| End::on(end.device.clone()));
-        Pair::connected(net, near, far)
+        let [local, remote] = [&self.near, &self.far].map(|end| End::on(end.device.clone()));
+        Pair::connected(net, local, remote)
     }
 
     fn connected(net: &Net, near: End, far: End) -> Pair {
@@ -192,8 +192,8 @@ fn capturing(net: &Net, arguments: &str) -> Running {
 }
 
 fn device_of(net: &Net, pid: u32) -> Snapshot {
-    let look = net.a.run(snapshots).unwrap().unwrap();
-    look.snapshots.into_iter().find(|device| device.pid == pid).expect("a device")
+    let view = net.a.run(snapshots).unwrap().unwrap();
+    view.snapshots.into_iter().find(|device| device.pid == pid).expect("a device")
 }
 
 /// Starts a capture of a process at the left, and waits until its device is captured.
@@ -241,8 +241,8 @@ fn capture_has_every_packet_with_its_reason() {
         let bytes = fs::read(&file).unwrap();
         assert_eq!(read(&bytes[..]), Content { sent, received, ..Content::default() }, "{port}");
         assert_eq!(statistics(&bytes), [sent + received, 0]);
-        let said = format!("{} packets captured, none dropped", sent + received);
-        assert!(done.stderr.contains(&said), "{done:#?}");
+        let expected = format!("{} packets captured, none dropped", sent + received);
+        assert!(done.stderr.contains(&expected), "{done:#?}");
         // The program goes on as before, and can be captured again.
         assert_eq!(pair.near.device.port().name, name);
         assert_eq!(pair.near.device.counter("live_capture_packets"), 0);
@@ -327,8 +327,8 @@ fn reader_that_takes_nothing_delays_no_close() {
     let reader = net.a.run(|| attach(&device, 0)).unwrap().unwrap();
     pair.write(50);
     drop(pair);
-    let gone = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
-    assert!(matches!(gone, AttachError::Gone { .. }), "{gone}");
+    let refused = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
+    assert!(matches!(refused, AttachError::Gone { .. }), "{refused}");
     drop(reader);
 }
 
@@ -526,18 +526,18 @@ fn missing_and_ambiguous_devices_are_named() {
     net.left("capture --dev left").failed(2, &["choose one"]);
     net.left(&format!("capture --pid {one} -w /proc/none/x")).failed(1, &["cannot write /proc/none/x"]);
     let first = capturing(&net, &format!("--dev roxie0-{one} -w /dev/null"));
-    let kept = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(kept.path(), "an older capture").unwrap();
-    let second = net.left(&format!("capture --pid {one} -w {}", kept.path().display()));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "an older capture").unwrap();
+    let second = net.left(&format!("capture --pid {one} -w {}", file.path().display()));
     second.failed(3, &[&format!("process {} captures its frames already", first.child.id())]);
-    assert_eq!(std::fs::read(kept.path()).unwrap(), b"an older capture");
+    assert_eq!(std::fs::read(file.path()).unwrap(), b"an older capture");
     // A stopped program does not answer: the command gives up.
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGSTOP).unwrap();
     net.left(&format!("capture --pid {other}")).failed(3, &[&format!("process {other} does not answer")]);
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGCONT).unwrap();
     // From another network namespace.
-    let elsewhere = net.right(&format!("capture --pid {other} --seconds 1 -w /dev/null"));
-    assert!(elsewhere.succeeded().stderr.contains("0 packets captured"));
+    let other_user = net.right(&format!("capture --pid {other} --seconds 1 -w /dev/null"));
+    assert!(other_user.succeeded().stderr.contains("0 packets captured"));
 }
 
 #[test]
