@@ -63,15 +63,15 @@ pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds, seco
     };
     let skips = lines().filter(|line| line.starts_with("SKIP ")).cloned().chain(lines().filter_map(ignored));
     heading("skipped:", skips.collect());
-    let mut left_out = BTreeMap::<&str, BTreeSet<&str>>::new();
+    let mut omitted = BTreeMap::<&str, BTreeSet<&str>>::new();
     for (name, what) in lines().filter_map(|line| line.strip_prefix("LEFT OUT ")?.split_once(": ")) {
-        left_out.entry(what).or_default().insert(name);
+        omitted.entry(what).or_default().insert(name);
     }
     let of_each = |(what, names): (&str, BTreeSet<&str>)| match names.len() {
         1 => format!("{what}, by {}", names.into_iter().collect::<String>()),
         count => format!("{what}, by {count} tests"),
     };
-    heading("left out (`make test-all` runs all):", left_out.into_iter().map(of_each).collect());
+    heading("left out (`make test-all` runs all):", omitted.into_iter().map(of_each).collect());
     let mut slowest: Vec<_> = outcomes
         .iter()
         .flat_map(|outcome| {

@@ -132,7 +132,7 @@ fn modules_use_those_below() {
 /// One convention: a module with others below it, tests included, is the `mod.rs` of its folder.
 #[test]
 fn a_module_with_a_folder_stands_in_it() {
-    let beside = |path: &String| {
+    let has_folder = |path: &String| {
         let mut below = Vec::new();
         rust_files(&root().join(path).with_extension(""), &mut below);
         !below.is_empty()
@@ -140,7 +140,7 @@ fn a_module_with_a_folder_stands_in_it() {
     let files = files().into_iter().map(|(path, _)| path);
     let modules = files
         .filter(|path| ["src/", "interop/src/", "uverbs-shim/src/"].iter().any(|at| path.starts_with(at)));
-    let wrong: Vec<_> = modules.filter(beside).collect();
+    let wrong: Vec<_> = modules.filter(has_folder).collect();
     assert!(wrong.is_empty(), "each belongs into the folder of its name, as mod.rs: {wrong:?}");
 }
 
@@ -263,9 +263,9 @@ fn skipped_tests_say_so_in_one_way() {
     {
         for (number, line) in text.lines().enumerate() {
             let prints = ["print!(", "println!("].iter().any(|print| line.contains(print));
-            let says =
+            let announces =
                 line.split('"').nth(1).is_some_and(|said| said.to_lowercase().trim().starts_with("skip"));
-            if prints && says && !line.contains(" println!(\"SKIP ") {
+            if prints && announces && !line.contains(" println!(\"SKIP ") {
                 wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
             }
         }
@@ -370,7 +370,7 @@ pub struct Window { pub(super) owed_at: u64, next: Option<Left> }
 enum Outcome { Kept { has_heard: bool }, Lost(u8) }
 "#;
     let (unwanted, count) = names::unwanted(text);
-    let found: Vec<_> =
+    let result: Vec<_> =
         unwanted.iter().map(|of| (of.name.line, &*of.name.name, of.word, of.name.kind)).collect();
     use names::NameKind::{Field, Function, Local};
     let expected = [
@@ -381,7 +381,7 @@ enum Outcome { Kept { has_heard: bool }, Lost(u8) }
         (10, "owed_at", "owed", Field),
         (11, "has_heard", "heard", Field),
     ];
-    assert_eq!((found, count), (expected.to_vec(), 9));
+    assert_eq!((result, count), (expected.to_vec(), 9));
     let sides = "let [left, right] = sides; let left_over = 1;";
     assert_eq!(names::unwanted(sides), (Vec::new(), 3), "`left` and `right` are sides");
 }
