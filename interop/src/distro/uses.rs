@@ -134,10 +134,10 @@ impl Line {
 pub fn python() -> Result<Vec<String>, Error> {
     let path = pyverbs::table_path();
     let table = fs::read_to_string(&path).map_err(Error::file(&path))?;
-    let left_out: Vec<&str> = table.lines().filter_map(|line| waiting(line)).collect();
+    let omitted: Vec<&str> = table.lines().filter_map(|line| waiting(line)).collect();
     let line = format!(
         "env PYVERBS_LEAVE_OUT={} /usr/bin/python3 {RUNNER} /srv/rdma-core roxie0 1",
-        left_out.join(",")
+        omitted.join(",")
     );
     Ok(line.split(' ').map(str::to_owned).collect())
 }

@@ -47,14 +47,23 @@ impl<'a> Stage<'a> {
         requester: &'a mut dyn End,
         responder: &'a mut dyn End,
     ) -> Result<Stage<'a>, Error> {
-        let near = requester.register((slots * size).max(1), Access::ALL)?;
-        let far = responder.register(slots * (HEADER + size), Access::ALL)?;
-        responder.fill(far, 0..slots * (HEADER + size), !0)?;
+        let local = requester.register((slots * size).max(1), Access::ALL)?;
+        let remote = responder.register(slots * (HEADER + size), Access::ALL)?;
+        responder.fill(remote, 0..slots * (HEADER + size), !0)?;
         let psn = seed as u32 & 0xff_ffff;
-        let asks = requester.create_pair(PairKind::Ud { qkey: QKEY, psn })?;
+        let requesting = requester.create_pair(PairKind::Ud { qkey: QKEY, psn })?;
         let answers = responder.create_pair(PairKind::Ud { qkey: QKEY, psn: !psn & 0xff_ffff })?;
         let handle = requester.create_handle(family, responder.address(family)?)?;
-        Ok(Stage { requester, responder, near, far, asks, answers, handle, family })
+        Ok(Stage {
+            requester,
+            responder,
+            near: local,
+            far: remote,
+            asks: requesting,
+            answers,
+            handle,
+            family,
+        })
     }
 
     fn to(&self, qkey: u32) -> Option<Destination> {

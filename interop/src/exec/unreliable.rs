@@ -29,13 +29,13 @@ impl<'a> Stage<'a> {
         requester: &'a mut dyn End,
         responder: &'a mut dyn End,
     ) -> Result<Stage<'a>, Error> {
-        let near = requester.register(REGION, Access::ALL)?;
-        let far = responder.register(REGION, Access::ALL)?;
-        requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
-        responder.fill(far, 0..REGION, !seed)?;
+        let local = requester.register(REGION, Access::ALL)?;
+        let remote = responder.register(REGION, Access::ALL)?;
+        requester.fill(local, OFFSET..OFFSET + LENGTH, seed)?;
+        responder.fill(remote, 0..REGION, !seed)?;
         let wiring = Wiring { kind: PairKind::Uc, ..Wiring::new(family, MTU, seed) };
-        let (asks, answers) = wiring.connect(requester, responder)?;
-        Ok(Stage { requester, responder, near, far, asks, answers, seed })
+        let (requesting, answers) = wiring.connect(requester, responder)?;
+        Ok(Stage { requester, responder, near: local, far: remote, asks: requesting, answers, seed })
     }
 
     fn request(&self, wr_id: u64, op: Op) -> Request {
@@ -82,23 +82,23 @@ pub(super) fn refused_writes(
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
     let mut stage = Stage::set(family, seed, requester, responder)?;
-    let (far, asks) = (stage.far, stage.asks);
-    let to = Some((far, OFFSET, LENGTH));
+    let (remote, requesting) = (stage.far, stage.asks);
+    let to = Some((remote, OFFSET, LENGTH));
     stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to })?;
     // The last byte of the message is the first beyond the region.
     let beyond = if bad_rkey { 0 } else { REGION - OFFSET - LENGTH + 1 };
     for (wr_id, op) in [(7, Op::Write), (8, Op::WriteImm)] {
         let request = Request {
-            remote_addr: far.addr + (OFFSET + beyond) as u64,
-            rkey: if bad_rkey { far.rkey ^ 0x5a_5a00 } else { far.rkey },
+            remote_addr: remote.addr + (OFFSET + beyond) as u64,
+            rkey: if bad_rkey { remote.rkey ^ 0x5a_5a00 } else { remote.rkey },
             ..stage.request(wr_id, op)
         };
-        carry_out(stage.requester, asks, &request, Status::SUCCESS)?;
+        carry_out(stage.requester, requesting, &request, Status::SUCCESS)?;
     }
     stage.send_and_expect(1000)?;
     // A WRITE that ends beyond the region writes nothing, not even the part inside: its first packet has the length.
-    expect_pattern(stage.responder, far, 0..OFFSET, !seed, "memory before the message was written to")?;
-    check_rest(stage.responder, far, seed)
+    expect_pattern(stage.responder, remote, 0..OFFSET, !seed, "memory before the message was written to")?;
+    check_rest(stage.responder, remote, seed)
 }
 
 /// Checks that memory behind the message is unchanged. A pattern starts where its filling did, so this compares bytes.
@@ -135,8 +135,8 @@ pub(super) fn overtake(
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
     let wiring = Wiring { kind: PairKind::Uc, ..Wiring::new(family, MTU, seed.rotate_left(13)) };
-    let (asks, answers) = wiring.connect(requester, responder)?;
+    let (requesting, answers) = wiring.connect(requester, responder)?;
     responder.post_receive(answers, &Receive { wr_id: 2000, to: None })?;
-    carry_out(requester, asks, &Request::new(2000, Op::Send), Status::SUCCESS)?;
+    carry_out(requester, requesting, &Request::new(2000, Op::Send), Status::SUCCESS)?;
     expect_receives(responder, answers, &[2000]).map(drop)
 }

@@ -269,9 +269,10 @@ impl Open {
         };
         let gids = self.device.gids();
         let is_it = |gid: Gid| gid.is_ipv4() == (family == Family::V4);
-        let found = gids.iter().find(|entry| is_it(entry.gid) && entry.encapsulation == link);
-        let found = found.ok_or_else(|| Error::Local(format!("the device has no {family} GID ({link})")))?;
-        Ok((found.index, LocalGid { gid: found.gid, encapsulation: link }))
+        let matching = gids.iter().find(|entry| is_it(entry.gid) && entry.encapsulation == link);
+        let matching =
+            matching.ok_or_else(|| Error::Local(format!("the device has no {family} GID ({link})")))?;
+        Ok((matching.index, LocalGid { gid: matching.gid, encapsulation: link }))
     }
 }
 
@@ -396,9 +397,8 @@ impl Local for Roxie<'_> {
             self.site.within(|| Interface::by_name(self.site.interface))?.named("the interface")?;
         let table = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
         let wanted = self.address(family)?;
-        let found = table.iter().find(|entry| entry.gid == Gid::from(wanted));
-        found
-            .map(|entry| entry.index)
+        let gid = table.iter().find(|entry| entry.gid == Gid::from(wanted));
+        gid.map(|entry| entry.index)
             .ok_or_else(|| Error::Local(format!("{wanted} is none of {}", table.listed())))
     }
 

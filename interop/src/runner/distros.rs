@@ -195,13 +195,13 @@ impl Site<'_> {
 
     /// Runs a program that connects by rdma_cm.
     fn run_by_cm(&self, port: PortKind, program: Program) -> Result<Played, Error> {
-        let (near, far) = (address(1, FAMILY), address(2, FAMILY));
+        let (local, remote) = (address(1, FAMILY), address(2, FAMILY));
         let line = |serves, own| {
-            let (name, words) = program.over_cm(serves, near, own);
+            let (name, words) = program.over_cm(serves, local, own);
             [name].into_iter().chain(words).collect::<Vec<_>>()
         };
-        let serving = self.root.start(&self.ends[0], port, &line(true, near))?;
-        let ready = match program.shows_ready(near) {
+        let serving = self.root.start(&self.ends[0], port, &line(true, local))?;
+        let ready = match program.shows_ready(local) {
             Ready::Nothing => self.wait_until(|| claimed(port))?,
             Ready::Listens(tcp) => self.wait_until(|| is_listening(tcp))?,
             Ready::Joined(group) => self.wait_until(|| is_in_group(group))?,
@@ -214,7 +214,7 @@ impl Site<'_> {
             self.wait_until_within(Duration::from_secs(1), || is_listening(tcp))?;
         }
         let client =
-            until_taken(|| self.root.start(&self.ends[1], port, &line(false, far))?.wait(ENDS_WITHIN))?;
+            until_taken(|| self.root.start(&self.ends[1], port, &line(false, remote))?.wait(ENDS_WITHIN))?;
         let server = served(program, &client, serving.wait(server_has(program, &client))?);
         Ok(Played { server, client })
     }

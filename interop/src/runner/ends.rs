@@ -110,8 +110,8 @@ pub(super) fn play(
         return Ok(Played::silent(server.wait(serving, Duration::ZERO)?));
     }
     let line = words(client.gid()?, Some(server.address().to_string()));
-    let asking = client.start(name, &line)?;
-    let client = client.wait(asking, ENDS_WITHIN)?;
+    let client_run = client.start(name, &line)?;
+    let client = client.wait(client_run, ENDS_WITHIN)?;
     let server = server.wait(serving, time_left(&client, ENDS_WITHIN))?;
     Ok(Played { server, client })
 }

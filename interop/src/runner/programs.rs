@@ -223,10 +223,11 @@ pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> R
     let until = Instant::now() + LISTENS_WITHIN;
     loop {
         let ended = client()?;
-        let says = |words: &[&str]| words.iter().any(|word| ended.output.contains(word));
+        let reports = |words: &[&str]| words.iter().any(|word| ended.output.contains(word));
         // cmtime always exits with 0. "Unexpected" is perftest's word for a rejection.
-        let refused = says(&["EVENT_REJECTED", "EVENT_UNREACHABLE"])
-            || ended.code != Some(0) && says(&["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"]);
+        let refused = reports(&["EVENT_REJECTED", "EVENT_UNREACHABLE"])
+            || ended.code != Some(0)
+                && reports(&["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"]);
         if !refused || Instant::now() >= until {
             return Ok(ended);
         }
