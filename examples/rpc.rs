@@ -96,16 +96,16 @@ impl Client {
 }
 
 fn main() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let server = Server::new(&far)?;
-    let clients = (0..CLIENTS).map(|_| Client::new(&near)).collect::<Result<Vec<_>>>()?;
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let server = Server::new(&remote)?;
+    let clients = (0..CLIENTS).map(|_| Client::new(&local)).collect::<Result<Vec<_>>>()?;
     for (client, qp) in clients.iter().zip(&server.qps) {
         let (here, there) = (client.qp.endpoint(0)?, qp.endpoint(0)?);
         client.qp.connect(&here, &there, &ConnectOptions::default())?;
         qp.connect(&there, &here, &ConnectOptions::default())?;
     }
     std::thread::scope(|scope| -> Result<()> {
-        let asking = scope.spawn(|| -> std::result::Result<(), String> {
+        let caller = scope.spawn(|| -> std::result::Result<(), String> {
             for round in 0..u64::from(REQUESTS) {
                 let number = |client: usize| round * CLIENTS as u64 + client as u64;
                 for (i, client) in clients.iter().enumerate() {
@@ -120,10 +120,10 @@ fn main() -> Result<()> {
             }
             Ok(())
         });
-        while !asking.is_finished() {
+        while !caller.is_finished() {
             server.serve()?;
         }
-        Ok(asking.join().expect("no panic")?)
+        Ok(caller.join().expect("no panic")?)
     })?;
     println!(
         "{} requests of {CLIENTS} clients were answered from {RECEIVES} receives",

@@ -131,11 +131,11 @@ impl Frames {
         let number = self.number;
         let turn = number as usize % Kind::TURNS.len();
         let kind = if self.kind == Kind::Mixed { Kind::TURNS[turn] } else { self.kind };
-        let stranger = (number / if self.kind == Kind::Mixed { 7 } else { 1 } % STRANGERS) as usize;
+        let unknown_peer = (number / if self.kind == Kind::Mixed { 7 } else { 1 } % STRANGERS) as usize;
         let template = match kind {
             Kind::BadIcrc | Kind::Named => &self.peer,
-            Kind::Known => &self.known[stranger],
-            _ => &self.silent[stranger],
+            Kind::Known => &self.known[unknown_peer],
+            _ => &self.silent[unknown_peer],
         };
         let bth = |opcode, dest_qp| Bth { opcode, dest_qp, psn: Psn::new(number), ..Bth::default() };
         let datagram =
@@ -166,7 +166,8 @@ impl Frames {
             Kind::Refused | Kind::Silent | Kind::Known => {
                 let port = if kind == Kind::Refused { UNUSED_PORT } else { PORT };
                 let first = if kind == Kind::Known { KNOWN } else { SILENT };
-                let mad = req(number, Ipv4Addr::from(first + stranger as u32), port, (number.into(), number));
+                let mad =
+                    req(number, Ipv4Addr::from(first + unknown_peer as u32), port, (number.into(), number));
                 write(frame, template, datagram, Body::Bytes(&mad));
             }
             Kind::Named => {

@@ -75,9 +75,9 @@ impl Plan {
                 }
                 "--counters" => plan.counters = true,
                 name => {
-                    let found = Kind::ALL.into_iter().find(|(_, known)| *known == name);
+                    let matching = Kind::ALL.into_iter().find(|(_, known)| *known == name);
                     let names = Kind::ALL.map(|(_, name)| name).join(", ");
-                    plan.kinds.push(found.unwrap_or_else(|| panic!("no kind {name}: {names}")));
+                    plan.kinds.push(matching.unwrap_or_else(|| panic!("no kind {name}: {names}")));
                 }
             }
         }
@@ -156,9 +156,9 @@ struct Row {
 impl Row {
     /// Returns the budgets exceeded, if any.
     fn verdict(&self, kind: Kind) -> Option<String> {
-        let asks = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
+        let requests = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
         // NaN: no connection completed, and none is pending.
-        let slow = asks && (self.median.is_nan() || self.median > MEDIAN);
+        let slow = requests && (self.median.is_nan() || self.median > MEDIAN);
         let grows = self.memory[1] - self.memory[0] > GROWTH;
         match (slow, grows) {
             (false, false) => None,
@@ -174,11 +174,11 @@ fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
     let mut server = End::start(&site.near, &["server", port]);
     assert_eq!(server.hear(), "ready");
     let mut client = End::start(&site.far, &["client", port]);
-    let said = client.hear();
-    let numbers = said.strip_prefix("connected ").unwrap_or_else(|| panic!("the client said {said}"));
+    let stdout = client.hear();
+    let numbers = stdout.strip_prefix("connected ").unwrap_or_else(|| panic!("the client said {stdout}"));
     let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
-    let [near, far, guid] = numbers[..] else { panic!("the client said {said}") };
-    let honest = Honest { near: Qpn::new(near as u32), far: Qpn::new(far as u32), guid };
+    let [local, remote, guid] = numbers[..] else { panic!("the client said {stdout}") };
+    let honest = Honest { near: Qpn::new(local as u32), far: Qpn::new(remote as u32), guid };
     client.say("connect");
     std::thread::sleep(WARM_UP);
     let before = server.memory();
@@ -243,8 +243,8 @@ impl End {
         command.args(role).stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = namespace.run(move || command.spawn()).expect("the namespace");
         let mut child = child.expect("a process");
-        let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        End { child, said }
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        End { child, said: stdout }
     }
 
     fn hear(&mut self) -> String {

@@ -25,11 +25,11 @@ pub(crate) struct Site {
 
 impl Site {
     pub(crate) fn new() -> Site {
-        let near = NetNs::create("bench-flood-a").expect("a namespace");
-        let far = NetNs::create("bench-flood-b").expect("a namespace");
-        let mut left = Links::open_in(&near).expect("netlink");
-        left.create_veth("left", &far, "right", 1).expect("a pair");
-        let mut right = Links::open_in(&far).expect("netlink");
+        let local = NetNs::create("bench-flood-a").expect("a namespace");
+        let remote = NetNs::create("bench-flood-b").expect("a namespace");
+        let mut left = Links::open_in(&local).expect("netlink");
+        left.create_veth("left", &remote, "right", 1).expect("a pair");
+        let mut right = Links::open_in(&remote).expect("netlink");
         let ends: [(_, _, &[&str]); 2] = [
             (&mut left, "left", &["192.0.2.1/24", "198.18.0.1/15"]),
             (&mut right, "right", &["192.0.2.2/24"]),
@@ -45,8 +45,8 @@ impl Site {
             left.add_neighbour("left", IpAddr::V4(stranger), STATION).expect("a neighbour");
         }
         let station =
-            near.run(|| Interface::by_name("left")).expect("the namespace").expect("an interface").mac;
-        Site { near, far, station }
+            local.run(|| Interface::by_name("left")).expect("the namespace").expect("an interface").mac;
+        Site { near: local, far: remote, station }
     }
 
     /// Sends frames of a kind until `stop`. The thread returns the number of frames sent.

@@ -130,16 +130,16 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
             let alone = honest(site, place, &tenant);
             let hostile = attack(name, site, place, &tenant, &group);
             std::thread::sleep(BEGIN);
-            let beside = honest(site, place, &tenant);
-            let said = hostile.finish().said;
+            let under_attack = honest(site, place, &tenant);
+            let output = hostile.finish().said;
             println!(
                 "{what}: {:.2} of the rate, longest {:.1} ms (alone {:.1} ms); the attacker: {}",
-                beside.0 / alone.0,
-                beside.1,
+                under_attack.0 / alone.0,
+                under_attack.1,
                 alone.1,
-                said.trim()
+                output.trim()
             );
-            row.push((beside.0 / alone.0, beside.1, alone.1));
+            row.push((under_attack.0 / alone.0, under_attack.1, alone.1));
         }
     }
     println!(
@@ -152,9 +152,9 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
             row.iter().map(|one| one.0).fold(f64::INFINITY, f64::min),
         );
         let longest = |of: fn(&(f64, f64, f64)) -> f64| row.iter().map(of).fold(0.0, f64::max);
-        let (beside, alone) = (longest(|one| one.1), longest(|one| one.2));
-        println!("| {what} | {part:.2} | {lowest:.2} | {beside:.1} | {alone:.1} |");
-        holds &= part >= PART && beside <= PAUSE.max(alone);
+        let (under_attack, alone) = (longest(|one| one.1), longest(|one| one.2));
+        println!("| {what} | {part:.2} | {lowest:.2} | {under_attack:.1} | {alone:.1} |");
+        holds &= part >= PART && under_attack <= PAUSE.max(alone);
     }
     holds
 }

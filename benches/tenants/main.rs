@@ -120,7 +120,7 @@ impl Drop for StopOnPanic<'_> {
 /// Runs a pair repeatedly.
 fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
     let uid = HONEST[pair / 4];
-    let [serves, asks] = programs(pair);
+    let [serves, requests] = programs(pair);
     let port = FIRST_PORT + pair as u16;
     while !score.stop.load(Relaxed) {
         let window = score.is_hostile.load(Relaxed);
@@ -130,15 +130,15 @@ fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
         } else {
             server.wait_until_it_listens(port);
         }
-        let client = Running::start(&site.far, as_user(place, uid, "right", &asks)).finish();
+        let client = Running::start(&site.far, as_user(place, uid, "right", &requests)).finish();
         if !ends_by(&mut server, Instant::now() + ENDS) {
-            let found = diagnosis(site, place, &server);
-            panic!("{serves}: has not ended {ENDS:?} after its client\nclient: {client:?}\n{found}");
+            let findings = diagnosis(site, place, &server);
+            panic!("{serves}: has not ended {ENDS:?} after its client\nclient: {client:?}\n{findings}");
         }
         let server = server.finish();
         assert!(
             client.status.success() && server.status.success(),
-            "{asks}\nclient: {client:?}\nserver: {server:?}"
+            "{requests}\nclient: {client:?}\nserver: {server:?}"
         );
         score.rounds.fetch_add(1, Relaxed);
         let figures = client.said.lines().skip_while(|line| !line.contains("#bytes")).nth(1);

@@ -120,11 +120,11 @@ fn one(site: &Site, port: &str, waits: &str, row: &(&str, &str, f64, Floor)) -> 
     if let Some(arguments) = command.strip_prefix("waits") {
         return echo_times(&site.play(port, &format!("{waits}{arguments}"), TCP_PORT).0);
     }
-    let (said, _) = site.play(port, command, PERFTEST_PORT);
+    let (output, _) = site.play(port, command, PERFTEST_PORT);
     // Columns: bytes, iterations, min, max, typical, average, deviation, 99 %, 99.9 %.
-    let figures = said.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
+    let figures = output.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
     let figure = |at| figures.split_whitespace().nth(at)?.parse::<f64>().ok();
-    let (typical, rare) = figure(4).zip(figure(8)).unwrap_or_else(|| panic!("{command} said: {said}"));
+    let (typical, rare) = figure(4).zip(figure(8)).unwrap_or_else(|| panic!("{command} said: {output}"));
     (typical * halves, rare * halves)
 }
 

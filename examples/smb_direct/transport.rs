@@ -117,8 +117,8 @@ impl Parts {
     fn first(&mut self, connection: &Connection) -> Result<Vec<u8>> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let wc = self.wait(connection, left)?.ok_or("no negotiation in time")?;
+            let remaining = until.saturating_duration_since(Instant::now());
+            let wc = self.wait(connection, remaining)?.ok_or("no negotiation in time")?;
             if wc.opcode == WcOpcode::Recv {
                 return self.take(connection.qp(), &wc);
             }
@@ -217,10 +217,10 @@ impl Transport {
 
     /// Asks the peer for a message, and waits for it.
     pub(crate) fn keep_alive(&mut self) -> Result<()> {
-        let heard = self.heard;
+        let received = self.heard;
         self.link.ask();
         self.pump()?;
-        self.until(|transport| transport.heard > heard)
+        self.until(|transport| transport.heard > received)
     }
 
     pub(crate) fn disconnect(self) -> Result<()> {
@@ -230,19 +230,19 @@ impl Transport {
     /// Takes completions until a condition holds. A silent peer is asked for a message once.
     fn until(&mut self, is_done: impl Fn(&Transport) -> bool) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        let mut has_asked = false;
+        let mut has_requested = false;
         while !is_done(self) {
             if Instant::now() >= until {
                 return Err(format!("no answer within {} s", PATIENCE.as_secs()).into());
             }
             match self.parts.wait(&self.connection, SILENCE)? {
                 Some(wc) => {
-                    has_asked &= wc.opcode != WcOpcode::Recv;
+                    has_requested &= wc.opcode != WcOpcode::Recv;
                     self.completed(&wc)?;
                 }
-                None if has_asked => return Err("the peer does not answer a keep-alive".into()),
+                None if has_requested => return Err("the peer does not answer a keep-alive".into()),
                 None => {
-                    has_asked = true;
+                    has_requested = true;
                     self.link.ask();
                 }
             }
