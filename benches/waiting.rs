@@ -100,11 +100,11 @@ fn without_rdma(site: &Site, program: &str, arguments: &str) -> String {
         command.args(arguments.split(' ')).args(more);
         command
     };
-    let mut server = Running::start(&site.near, command(&[]));
+    let mut server = Running::start(&site.local, command(&[]));
     server.wait_until_it_listens(TCP_PORT);
-    let client = Running::start(&site.far, command(&[site::NEAR])).finish();
+    let client = Running::start(&site.remote, command(&[site::NEAR])).finish();
     server.finish();
-    client.said
+    client.output
 }
 
 /// Parses `MODE median X us p99 Y us`.

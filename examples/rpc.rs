@@ -84,7 +84,7 @@ impl Client {
     }
 
     /// Sends a request, after posting the receive for the answer.
-    fn ask(&self, number: u64) -> Result<()> {
+    fn request(&self, number: u64) -> Result<()> {
         self.qp.post_recv(1, &[self.answer.sge(0, MESSAGE as u32)])?;
         Ok(self.qp.post_send_inline(&SendWr::send(), &number.to_le_bytes())?)
     }
@@ -109,7 +109,7 @@ fn main() -> Result<()> {
             for round in 0..u64::from(REQUESTS) {
                 let number = |client: usize| round * CLIENTS as u64 + client as u64;
                 for (i, client) in clients.iter().enumerate() {
-                    client.ask(number(i)).map_err(|e| e.to_string())?;
+                    client.request(number(i)).map_err(|e| e.to_string())?;
                 }
                 for (i, client) in clients.iter().enumerate() {
                     let answer = client.answer().map_err(|e| e.to_string())?;

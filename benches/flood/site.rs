@@ -18,8 +18,8 @@ const BATCH: usize = 64;
 /// Two namespaces joined by the veth pair `left` - `right`, MTU 4200. All flood addresses are on-link for `left`; half of them are known
 /// neighbours.
 pub(crate) struct Site {
-    pub(crate) near: NetNs,
-    pub(crate) far: NetNs,
+    pub(crate) local: NetNs,
+    pub(crate) remote: NetNs,
     station: [u8; 6],
 }
 
@@ -46,12 +46,12 @@ impl Site {
         }
         let station =
             local.run(|| Interface::by_name("left")).expect("the namespace").expect("an interface").mac;
-        Site { near: local, far: remote, station }
+        Site { local, remote, station }
     }
 
     /// Sends frames of a kind until `stop`. The thread returns the number of frames sent.
     pub(crate) fn flood(&self, kind: Kind, honest: Honest, stop: &'static AtomicBool) -> JoinHandle<u64> {
-        let wire = self.far.run(|| Wire::open("right")).expect("the namespace").expect("a packet socket");
+        let wire = self.remote.run(|| Wire::open("right")).expect("the namespace").expect("a packet socket");
         let mut frames = Frames::new(kind, self.station, honest);
         std::thread::spawn(move || {
             let mut batch = vec![Vec::new(); BATCH];

@@ -225,7 +225,7 @@ pub(crate) fn program(interface: &str, time: Duration) {
 }
 
 /// Runs a client without permission: silent connections, greetings with too many descriptors, immediate disconnects.
-pub(crate) fn stranger(interface: &str, time: Duration) {
+pub(crate) fn without_permission(interface: &str, time: Duration) {
     let until = Instant::now() + time;
     let (mut held, mut knocks) = (Vec::new(), 0u64);
     while Instant::now() < until {

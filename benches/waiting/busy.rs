@@ -49,11 +49,11 @@ type Times = (f64, f64);
 /// Measures and prints all rows. Returns true if all are within budget. A program that fails or hangs ends the benchmark.
 pub(super) fn measure(site: &Site, waits: &str) -> bool {
     println!("\nbeside programs that compute, {RUNS} runs each: us, and x the floor's (<= {MOST})");
-    LOADS.iter().fold(true, |holds, load| beside(*load, || at_this_load(site, waits, *load)) & holds)
+    LOADS.iter().fold(true, |holds, load| under_load(*load, || at_this_load(site, waits, *load)) & holds)
 }
 
-/// Runs `meanwhile` beside `load` compute-bound threads.
-fn beside<T>(load: usize, meanwhile: impl FnOnce() -> T) -> T {
+/// Runs `meanwhile` next to `load` compute-bound threads.
+fn under_load<T>(load: usize, meanwhile: impl FnOnce() -> T) -> T {
     /// Stops the threads, even on panic: the scope would wait for them without end.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {

@@ -154,7 +154,7 @@ fn sender_stops_without_credits() {
 fn keep_alive_is_answered_once() {
     let (mut local, mut remote) = pair();
     assert!(local.next_message().is_some(), "the grant of the first receives");
-    local.ask();
+    local.request_message();
     let request = local.next_message().expect("a question");
     assert_eq!(request, [10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(remote.received(&request), Ok(None));

@@ -40,7 +40,7 @@ pub(crate) struct Transport {
     /// Completions of the caller's own work requests.
     others: VecDeque<Wc>,
     /// Messages of the peer's, empty ones as well.
-    heard: u64,
+    received_count: u64,
     /// Key that the next message invalidates at the peer.
     invalidates: Option<RKey>,
     max_read_write: u32,
@@ -167,7 +167,16 @@ impl Transport {
 
     fn new(connection: Connection, parts: Parts, link: Link, max_read_write: u32) -> Transport {
         let (received, others) = Default::default();
-        Transport { connection, parts, link, received, others, heard: 0, invalidates: None, max_read_write }
+        Transport {
+            connection,
+            parts,
+            link,
+            received,
+            others,
+            received_count: 0,
+            invalidates: None,
+            max_read_write,
+        }
     }
 
     /// Returns the most bytes of an RDMA transfer.
@@ -217,10 +226,10 @@ impl Transport {
 
     /// Asks the peer for a message, and waits for it.
     pub(crate) fn keep_alive(&mut self) -> Result<()> {
-        let received = self.heard;
-        self.link.ask();
+        let received = self.received_count;
+        self.link.request_message();
         self.pump()?;
-        self.until(|transport| transport.heard > received)
+        self.until(|transport| transport.received_count > received)
     }
 
     pub(crate) fn disconnect(self) -> Result<()> {
@@ -243,7 +252,7 @@ impl Transport {
                 None if has_requested => return Err("the peer does not answer a keep-alive".into()),
                 None => {
                     has_requested = true;
-                    self.link.ask();
+                    self.link.request_message();
                 }
             }
             self.pump()?;
@@ -259,7 +268,7 @@ impl Transport {
                 // The error ends the connection: dropping it tells the peer.
                 let message = self.link.received(&bytes).map_err(|why| format!("closed: {why}"))?;
                 self.link.receives_are_posted(1);
-                self.heard += 1;
+                self.received_count += 1;
                 self.received.extend(message.map(|message| (message, *wc)));
             }
             _ => self.others.push_back(*wc),

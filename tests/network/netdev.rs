@@ -162,7 +162,7 @@ fn bridges_and_taps_are_created_and_deleted() {
 }
 
 /// Returns the changes, without link-local addresses, which the kernel adds by itself.
-fn told(watch: &mut Watch) -> Vec<Change> {
+fn changes_of(watch: &mut Watch) -> Vec<Change> {
     let own = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let mut changes = watch.poll().unwrap();
     changes.retain(|c| !matches!(c, Change::AddressAdded(a) | Change::AddressRemoved(a) if own(&a.ip)));
@@ -174,7 +174,7 @@ fn next(watch: &mut Watch) -> Vec<Change> {
     loop {
         let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
         assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)).unwrap(), 1, "nothing happened");
-        let changes = told(watch);
+        let changes = changes_of(watch);
         if !changes.is_empty() {
             return changes;
         }
@@ -188,14 +188,14 @@ fn watch_reports_each_change_once() {
     }
     let (a, b) = pair("watch");
     let mut watch = a.run(|| Watch::new(&Interface::by_name("left").unwrap()).unwrap()).unwrap();
-    told(&mut watch);
+    changes_of(&mut watch);
     let mut links = Links::open_in(&a).unwrap();
 
     links.add_address("left", addr("198.51.100.7/24")).unwrap();
     let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::from(1000u16)).unwrap(), 1, "the descriptor wakes us");
-    assert_eq!(told(&mut watch), [Change::AddressAdded(addr("198.51.100.7/24"))]);
-    assert_eq!(told(&mut watch), [], "told once");
+    assert_eq!(changes_of(&mut watch), [Change::AddressAdded(addr("198.51.100.7/24"))]);
+    assert_eq!(changes_of(&mut watch), [], "told once");
     let mut quiet = || {
         watch.poll().unwrap();
         poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 0
@@ -204,7 +204,7 @@ fn watch_reports_each_change_once() {
 
     links.set_mtu("left", 2000).unwrap();
     links.delete_address("left", addr("198.51.100.7/24")).unwrap();
-    assert_eq!(told(&mut watch), [Change::Mtu(2000), Change::AddressRemoved(addr("198.51.100.7/24"))]);
+    assert_eq!(changes_of(&mut watch), [Change::Mtu(2000), Change::AddressRemoved(addr("198.51.100.7/24"))]);
 
     let mut remote = Links::open_in(&b).unwrap();
     remote.set_up("right", false).unwrap();
@@ -215,7 +215,7 @@ fn watch_reports_each_change_once() {
 
     remote.delete("right").unwrap();
     assert_eq!(next(&mut watch), [Change::Gone]);
-    assert_eq!(told(&mut watch), []);
+    assert_eq!(changes_of(&mut watch), []);
 }
 
 /// Returns the station address of an interface.

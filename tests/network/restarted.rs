@@ -50,7 +50,7 @@ impl Client {
     }
 
     /// Requests a connection for a QP with this number.
-    fn ask(&self, qpn: Qpn, from: IpAddr, to: SocketAddr) {
+    fn request(&self, qpn: Qpn, from: IpAddr, to: SocketAddr) {
         let qp = LocalQp { qpn, psn: EXPECTED, srq: false };
         let service = ServiceId::of_port(PortSpace::Tcp, to.port());
         let request = ConnectRequest::new(service, Route::new(from, to.ip()), qp, Mtu::Mtu1024);
@@ -88,13 +88,13 @@ fn restarted_peer_connects_within_three_seconds() {
         });
         let qpn = Qpn::new(17);
         let client = Client::start(&local, 1);
-        client.ask(qpn, ip(1), to);
+        client.request(qpn, ip(1), to);
         client.reply();
         // Forgets the connection without a message.
         drop(client);
         let client = Client::start(&local, 2);
         let begun = Instant::now();
-        client.ask(qpn, ip(1), to);
+        client.request(qpn, ip(1), to);
         client.reply();
         assert!(begun.elapsed() < LIMIT, "over {port}: {:?}", begun.elapsed());
         server.join().unwrap_or_else(|_| panic!("over {port}"));
@@ -122,13 +122,13 @@ fn request_for_live_qp_ends_nothing() {
         let client = Client::start(&local, 1);
         let mut end = End::new(&local);
         let qp = end.qp();
-        client.ask(qp.qpn(), ip(1), to);
+        client.request(qp.qpn(), ip(1), to);
         let (qpn, psn) = client.reply();
         let here = Endpoint::new(qp.qpn(), psn, ip(1).into());
         let there = Endpoint::new(qpn, EXPECTED, ip(2).into());
         let options = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
         qp.connect(&here, &there, &options).expect("a path");
-        client.ask(qp.qpn(), ip(1), to);
+        client.request(qp.qpn(), ip(1), to);
         let event = client.events.recv_timeout(LIMIT);
         assert!(event.is_err(), "over {port}: {event:?}");
         qp.post_send_inline(&SendWr::default(), b"alive").expect("room");

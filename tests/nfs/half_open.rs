@@ -15,7 +15,7 @@ use roxie_nfs::server::{Export, MOST_CONNECTIONS, Server};
 use super::PATIENCE;
 
 /// Requests `count` connections of QPs that do not exist, and confirms none.
-fn strangers(near: &Device, to: SocketAddr, count: u32) -> ConnectionService<IgnoreEvents> {
+fn request_connections(near: &Device, to: SocketAddr, count: u32) -> ConnectionService<IgnoreEvents> {
     let manager = Manager::new(Config::default());
     let service = ConnectionService::start(near, manager, IgnoreEvents).expect("QP1");
     let here = near.gid(0).expect("an address").to_ip();
@@ -54,7 +54,7 @@ fn unconfirmed_connections_leave_all_places() {
     let server =
         Server::start(&remote, &remote_manager, (to, mount), export, Box::new(|_| {})).expect("free ports");
     let (others, count) = (serving_threads(), 4 * MOST_CONNECTIONS as u32);
-    let flood = strangers(&local, to, count);
+    let flood = request_connections(&local, to, count);
     let until = Instant::now() + PATIENCE;
     while remote_manager.counters().sent(Kind::Rep) < 2 * MOST_CONNECTIONS as u64 {
         assert!(Instant::now() < until, "{:?}", remote_manager.counters());

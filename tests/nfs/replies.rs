@@ -28,7 +28,7 @@ type Answer = Option<(Header, Vec<u8>)>;
 
 /// A server that takes one connection, and answers each call but NULL as a function says.
 struct Odd {
-    near: Device,
+    local: Device,
     manager: ConnectionManager,
     to: SocketAddr,
     thread: Option<JoinHandle<()>>,
@@ -91,7 +91,7 @@ impl Odd {
                 connection.qp().post_recv(wc.wr_id, &[receive]).expect("room");
             }
         });
-        Odd { near: local, manager, to, thread: Some(thread) }
+        Odd { local, manager, to, thread: Some(thread) }
     }
 
     fn connect(&self) -> Client {
@@ -100,7 +100,7 @@ impl Odd {
 
     fn connect_for(&self, timeout: Duration) -> Client {
         let options = ClientOptions { timeout, ..ClientOptions::default() };
-        Client::connect(&self.near, &self.manager, self.to, options).expect("a connection")
+        Client::connect(&self.local, &self.manager, self.to, options).expect("a connection")
     }
 }
 

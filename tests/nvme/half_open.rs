@@ -14,15 +14,7 @@ use super::{DISK, Initiator, PATIENCE, Site, options};
 #[test]
 fn unconfirmed_queues_leave_all_places() {
     let site = Site::new();
-    let Site {
-        target,
-        subsystem: _subsystem,
-        far: _remote,
-        far_manager: remote_manager,
-        near: local,
-        manager,
-        to,
-    } = site;
+    let Site { target, subsystem: _subsystem, remote: _remote, remote_manager, local, manager, to } = site;
     let target = target.expect("it runs");
     // The device has one QP1.
     drop(manager);

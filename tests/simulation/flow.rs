@@ -79,7 +79,7 @@ pub struct Standing {
     /// The QP entered the error state for a reason that no completion need report.
     pub fatal: bool,
     /// The other end has failed or does not exist.
-    pub peer_gone: bool,
+    pub peer_failed: bool,
 }
 
 /// One direction of a channel.
@@ -348,7 +348,7 @@ impl Flow {
         state.failed |= !flushing;
         let explained = if !failed {
             let flushed = wc.status == WcStatus::WrFlush && state.fatal;
-            flushed || law.send_may_fail(self.way, wc.status, state.peer_gone)
+            flushed || law.send_may_fail(self.way, wc.status, state.peer_failed)
         } else {
             wc.status == WcStatus::WrFlush
         };

@@ -168,7 +168,7 @@ impl Swarm {
             }
             Focus::Reborn => {
                 act(at, Action::Reset(place));
-                let again = Action::Connect { channel, anew: rng.one_in(5) };
+                let again = Action::Connect { channel, again: rng.one_in(5) };
                 let later = at + 1_000 * rng.pick(&[1, 5, 300]);
                 act(later, again);
                 // Responses of the previous life are on their way to end a.
@@ -189,14 +189,14 @@ impl Swarm {
                     _ => act(at, Action::Deregister(way, Part::Source)),
                 }
                 let later = at + 1_000 * rng.pick(&[200, 2_000]);
-                act(later, Action::Connect { channel, anew: false });
+                act(later, Action::Connect { channel, again: false });
             }
             Focus::Granted => {
                 let kind = rng.pick(&[Grant::WindowTwo, Grant::FastRegion]);
                 act(at, Action::Grant(way, kind));
                 if rng.one_in(2) {
                     act(at + 100_000, Action::Deregister(way, Part::Target));
-                    act(at + 900_000, Action::Connect { channel, anew: rng.one_in(2) });
+                    act(at + 900_000, Action::Connect { channel, again: rng.one_in(2) });
                 }
                 for later in [1, 3, 9] {
                     let length = rng.pick(&[0, 8, 700]);
@@ -225,7 +225,7 @@ impl Swarm {
                     act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
                 }
                 let again = at + 1_000 * rng.pick(&[3, 6, 15]);
-                act(again, Action::Connect { channel, anew: false });
+                act(again, Action::Connect { channel, again: false });
                 let first = Place { channel, end: 0 };
                 if rng.one_in(2) {
                     act(again + 1_000, Action::Drain(first));
@@ -265,7 +265,7 @@ impl Swarm {
         let later = at + 1_000 * rng.pick(&[3, 20, 200]);
         act(later, rng.pick(&[Action::Error, Action::Reset, Action::Destroy])(place));
         if rng.one_in(2) {
-            act(later + 50_000, Action::Connect { channel: place.channel, anew: rng.one_in(2) });
+            act(later + 50_000, Action::Connect { channel: place.channel, again: rng.one_in(2) });
         }
     }
 }

@@ -42,7 +42,7 @@ impl Link {
         records: &Records,
         anew: bool,
     ) {
-        self.look(now, hosts, true);
+        self.poll(now, hosts, true);
         self.check_promises();
         for end in 0..self.ends.len() {
             for srq in self.srqs_of(end) {
@@ -52,7 +52,7 @@ impl Link {
                 self.destroy(now, hosts, end);
                 self.create(hosts, end);
             } else {
-                self.look_at(hosts, end);
+                self.poll_end(hosts, end);
                 self.set(now, hosts, end, &state(QpState::Reset));
                 self.check_silent(hosts, end);
                 self.note_leak(end);
@@ -60,7 +60,7 @@ impl Link {
         }
         // Only after all ends: ending one sets `peer_gone` of the others.
         for end in &mut self.ends {
-            (end.standing, end.usable) = (Standing::default(), false);
+            (end.state, end.usable) = (Standing::default(), false);
             (end.fatal_events, end.last_receives, end.drains) = (0, 0, [0; 2]);
         }
         self.release_grants(now, hosts);
@@ -175,7 +175,7 @@ impl Link {
         let end = &mut self.ends[end];
         end.qp = Some(qp);
         end.notify = notify;
-        end.ask();
+        end.arm();
         (end.overflowed, end.overflow_events) = (false, 0);
     }
 
@@ -183,7 +183,7 @@ impl Link {
     pub fn destroy(&mut self, now: Nanos, hosts: &mut Hosts, end: usize) {
         let host = self.ends[end].host;
         // Poll completions from before the destruction.
-        self.look_at(hosts, end);
+        self.poll_end(hosts, end);
         if let Some(qp) = &self.ends[end].qp {
             let index = qp.handle.index;
             hosts[host].call(now, Command::DestroyQp(index)).expect("the QP exists");
@@ -228,13 +228,13 @@ impl Link {
     /// Marks the other ends' peer as gone, which explains their failures.
     pub fn desert(&mut self, end: usize) {
         for (i, other) in self.ends.iter_mut().enumerate() {
-            other.standing.peer_gone |= i != end;
+            other.state.peer_failed |= i != end;
         }
     }
 
     /// Drops the objects of an end after its NIC was restarted.
     pub fn forget(&mut self, now: Nanos, hosts: &mut Hosts, host: usize) {
-        self.look(now, hosts, true);
+        self.poll(now, hosts, true);
         for end in (0..self.ends.len()).filter(|end| self.ends[*end].host == host).collect::<Vec<_>>() {
             self.ends[end].qp = None;
             self.abandon(end);

@@ -273,7 +273,7 @@ fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
         }
         "connect" => Action::Connect {
             channel: words.way()?.channel,
-            anew: meaning(&[("anew", true), ("again", false)], words.next("anew or again")?)?,
+            again: meaning(&[("anew", true), ("again", false)], words.next("anew or again")?)?,
         },
         _ => return Err(format!("`{name}` is no action")),
     })

@@ -152,7 +152,7 @@ impl<'a> World<'a> {
         let (patience, steps) = (PATIENCE + Law::longest(self.script), Law::steps(self.script));
         for step in 0.. {
             assert!(step < MOST_STEPS + steps, "not quiet after {step} steps, at {}", self.net.now());
-            self.hear();
+            self.announce_moves();
             while let Some(timed) = self.script.actions.get(self.next_action)
                 && timed.at <= self.net.now()
             {
@@ -170,7 +170,7 @@ impl<'a> World<'a> {
             let alive = self.pass(limit);
             self.check_stations();
             // A moderated event may have been raised by its timer.
-            let notified = self.links.iter_mut().fold(false, |notified, link| notified | link.hear());
+            let notified = self.links.iter_mut().fold(false, |notified, link| notified | link.has_event());
             if !alive && limit == Nanos::MAX && !dawdles && !notified {
                 break;
             }
@@ -180,8 +180,8 @@ impl<'a> World<'a> {
         self.take_events();
         self.check_accounts();
         for link in &mut self.links {
-            link.check_told();
-            link.look(self.net.now(), self.net.hosts(), true);
+            link.check_notified();
+            link.poll(self.net.now(), self.net.hosts(), true);
         }
     }
 
@@ -229,7 +229,7 @@ impl<'a> World<'a> {
         self.take_events();
         let mut dawdles = self.post_shared();
         for link in &mut self.links {
-            link.look(self.net.now(), self.net.hosts(), false);
+            link.poll(self.net.now(), self.net.hosts(), false);
             dawdles |= link.post(self.net.now(), self.net.hosts());
         }
         dawdles
@@ -255,7 +255,7 @@ impl<'a> World<'a> {
     }
 
     /// Tells the hosts the new MAC addresses that are due.
-    fn hear(&mut self) {
+    fn announce_moves(&mut self) {
         let now = self.net.now();
         let due: Vec<_> = self.pending_moves.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, moved) in due {
@@ -344,7 +344,9 @@ impl<'a> World<'a> {
             }
             Action::Limit(place, limit) => self.limit(place, limit),
             Action::Intrude(place, intrusion, variant) => self.intrude(place, intrusion, variant),
-            Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
+            Action::Connect { channel, again: anew } if channel < self.links.len() => {
+                self.connect(channel, anew)
+            }
             _ => {}
         }
     }
@@ -410,7 +412,7 @@ impl<'a> World<'a> {
             self.take_events();
             let World { net, links, .. } = self;
             let link = &mut links[place.channel];
-            link.look(net.now(), net.hosts(), true);
+            link.poll(net.now(), net.hosts(), true);
             link.abandon(place.end);
         }
     }
@@ -436,7 +438,7 @@ impl<'a> World<'a> {
         self.take_events();
         let World { net, links, .. } = self;
         let link = &mut links[place.channel];
-        link.look(net.now(), net.hosts(), true);
+        link.poll(net.now(), net.hosts(), true);
         link.note_draining(place.end, attr.state == Some(QpState::Sqd));
         if !link.modify(net.now(), net.hosts_mut(), place.end, from, &attr) {
             return;
@@ -573,7 +575,7 @@ fn action_name(action: &Action) -> &'static str {
         Action::Intrude(_, Intrusion::Spoof, _) => "intrude spoof",
         Action::Intrude(_, Intrusion::Notice, _) => "intrude notice",
         Action::Intrude(_, Intrusion::Unknown, _) => "intrude unknown",
-        Action::Connect { anew: true, .. } => "connect anew",
-        Action::Connect { anew: false, .. } => "connect again",
+        Action::Connect { again: true, .. } => "connect anew",
+        Action::Connect { again: false, .. } => "connect again",
     }
 }

@@ -45,7 +45,7 @@ fn exiting_program_has_acknowledged_and_saved_capture() {
         for how in ["exit", "thread", "child"] {
             let options = ["--dev", "left", "--port", port, "--capture", capture.to_str().unwrap()];
             let command = launcher(&options, &format!("{} {how}", program.display()));
-            let ended = Running::start(&site.near, command).finish();
+            let ended = Running::start(&site.local, command).finish();
             assert!(ended.status.success(), "{port} {how}: {ended:?}");
             for way in [Direction::Out, Direction::In] {
                 assert_eq!(psns(&capture, way, SEND_ONLY), all, "{port} {how}: messages {way:?}");

@@ -60,20 +60,20 @@ fn dapl_programs_pass() {
     let site = Site::new("dapl");
     // dtestcm binds twenty endpoints to free ports, and listens at 45248 then: none of those may be it.
     let above = || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "49152 60999");
-    site.near.run(above).unwrap().unwrap();
+    site.local.run(above).unwrap().unwrap();
     for port in ports() {
         for (name, options) in
             [("dtest", "-b 5000 -B 20"), ("dtestx", ""), ("dtestcm", "-c 20"), ("dtestsrq", "")]
         {
-            let mut server = site.near(port, &start(&local, name, &format!("-s {options}")));
+            let mut server = site.local(port, &start(&local, name, &format!("-s {options}")));
             if name == "dtestsrq" {
                 server.wait_until_it_serves();
             } else {
                 server.wait_until_it_listens(DAPL_PORT);
             }
-            let client = site.far(port, &start(&remote, name, &format!("-h {NEAR} {options}"))).finish();
+            let client = site.remote(port, &start(&remote, name, &format!("-h {NEAR} {options}"))).finish();
             for ended in [client, server.finish()] {
-                let output = &ended.said;
+                let output = &ended.output;
                 let well = ended.status.success() && !output.contains("FAILED");
                 assert!(well && (name != "dtest" || output.contains("PASSED")), "{port} {name}: {ended:?}");
             }
@@ -144,8 +144,8 @@ fn qemu_migrates_memory_unchanged() {
         };
         let loader =
             format!("-device loader,file={},addr={PATTERN_AT},force-raw=on", place("pattern").display());
-        let mut target = site.near(port, &format!("{} -incoming defer", machine(&to)));
-        let mut source = site.far(port, &format!("{} {loader}", machine(&from)));
+        let mut target = site.local(port, &format!("{} -incoming defer", machine(&to)));
+        let mut source = site.remote(port, &format!("{} {loader}", machine(&from)));
         let (mut local, mut remote) = (Monitor::of(&mut target, &to), Monitor::of(&mut source, &from));
         if pin_all {
             let wanted = "\"capabilities\":[{\"capability\":\"rdma-pin-all\",\"state\":true}]";
@@ -198,6 +198,6 @@ fn renamed_library_yields_to_the_preloaded_one() {
     }
     let program = folder.path().join("program");
     assert_eq!(Command::new(&program).status().unwrap().code(), Some(9), "the copy alone");
-    let ended = Site::new("renamed").near("udp", &program.display().to_string()).finish();
+    let ended = Site::new("renamed").local("udp", &program.display().to_string()).finish();
     assert!(ended.status.success(), "{ended:?}");
 }

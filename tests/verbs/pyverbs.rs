@@ -93,14 +93,14 @@ fn rdma_core_tests_reach_expected_outcomes() {
     for port in super::ports().into_iter().chain(["nic"]) {
         // AF_XDP as well, with the engine in a process of its own.
         let _nic =
-            (port == "nic").then(|| super::site::nic(&site.near, "left", &["--port", "xdp", "--quiet"]));
+            (port == "nic").then(|| super::site::nic(&site.local, "left", &["--port", "xdp", "--quiet"]));
         let waits = |line: &&Expected| line.roxie == WAITS || (port == "xdp" && line.roxie == UDP);
         let waiting: Vec<_> = expected().iter().filter(waits).map(|line| line.test).collect();
         let program = format!("/usr/bin/python3 {} {} roxie0 1", runner.display(), sources.display());
         let mut command = super::launcher(&["--dev", "left", "--port", port], &program);
         command.env("PYVERBS_LEAVE_OUT", waiting.join(","));
-        let ended = Running::start(&site.near, command).finish();
-        let outcomes_of_run = outcomes(&ended.said);
+        let ended = Running::start(&site.local, command).finish();
+        let outcomes_of_run = outcomes(&ended.output);
         let mut worse = Vec::new();
         for Expected { test, roxie, .. } in expected().iter().filter(|line| !waits(line)) {
             let (outcome, why) = outcomes_of_run.get(*test).copied().unwrap_or(("fail", "it did not end"));

@@ -130,8 +130,8 @@ pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
 /// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. Each test has
 /// its own.
 pub(crate) struct Site {
-    pub(crate) near: NetNs,
-    pub(crate) far: NetNs,
+    pub(crate) local: NetNs,
+    pub(crate) remote: NetNs,
 }
 
 /// Waits until an interface of the calling thread's namespace has `IFF_RUNNING`. The kernel sets it up to a second after the
@@ -169,35 +169,36 @@ impl Site {
         for (host, name) in [(&local, "left"), (&remote, "right")] {
             host.run(|| wait_until_running(name)).unwrap();
         }
-        Site { near: local, far: remote }
+        Site { local, remote }
     }
 
     /// Returns a site with a NIC process in each namespace (`roxie nic`).
     pub(crate) fn with_nics(tag: &str, options: &[&str]) -> (Site, [Running; 2]) {
         let site = Site::new(tag);
-        let nics = [(&site.near, "left"), (&site.far, "right")].map(|(host, dev)| nic(host, dev, options));
+        let nics =
+            [(&site.local, "left"), (&site.remote, "right")].map(|(host, dev)| nic(host, dev, options));
         (site, nics)
     }
 
     /// Starts a program on the near device.
-    pub(crate) fn near(&self, port: &str, program: &str) -> Running {
-        Running::start(&self.near, launcher(&["--dev", "left", "--port", port], program))
+    pub(crate) fn local(&self, port: &str, program: &str) -> Running {
+        Running::start(&self.local, launcher(&["--dev", "left", "--port", port], program))
     }
 
     /// Starts a program on the far device.
-    pub(crate) fn far(&self, port: &str, program: &str) -> Running {
-        Running::start(&self.far, launcher(&["--dev", "right", "--port", port], program))
+    pub(crate) fn remote(&self, port: &str, program: &str) -> Running {
+        Running::start(&self.remote, launcher(&["--dev", "right", "--port", port], program))
     }
 
     /// Runs `program` as a server, and again as its client. Asserts that they succeed, and returns their outputs.
     pub(crate) fn play(&self, port: &str, program: &str, tcp_port: u16) -> (String, String) {
-        let mut server = self.near(port, program);
+        let mut server = self.local(port, program);
         server.wait_until_it_listens(tcp_port);
-        let client = self.far(port, &format!("{program} {NEAR}"));
+        let client = self.remote(port, &format!("{program} {NEAR}"));
         let (client, server) = (client.finish(), server.finish());
         let context = format!("{port}: {program}\nclient: {client:?}\nserver: {server:?}");
         assert!(client.status.success() && server.status.success(), "{context}");
-        (client.said, server.said)
+        (client.output, server.output)
     }
 }
 
@@ -242,7 +243,7 @@ pub(crate) struct Running {
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     /// Standard output, then standard error.
-    pub(crate) said: String,
+    pub(crate) output: String,
 }
 
 impl Running {
@@ -282,7 +283,7 @@ impl Running {
         while !is_so(self.child.id()) {
             let ended = self.child.try_wait().unwrap();
             if ended.is_some() || Instant::now() > self.until {
-                let output = self.said();
+                let output = self.read_to_end();
                 panic!("{}: not {what} ({ended:?}): {output}", self.what);
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -300,14 +301,14 @@ impl Running {
     }
 
     /// Waits until the program has written `word` to either of its outputs.
-    pub(crate) fn wait_until_it_says(&mut self, word: &str) {
+    pub(crate) fn wait_for_output(&mut self, word: &str) {
         let output = Arc::clone(&self.output);
         self.wait_until(&format!("saying {word:?}"), |_| {
             output.iter().any(|stream| stream.text().contains(word))
         });
     }
 
-    pub(crate) fn said(&mut self) -> String {
+    pub(crate) fn read_to_end(&mut self) -> String {
         // Kill all descendants: survivors would keep the pipes open.
         for pid in descendants(self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
@@ -331,10 +332,10 @@ impl Running {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 let output = self.whole_output();
-                return Finished { status, said: output };
+                return Finished { status, output };
             }
             if Instant::now() > self.until {
-                let output = self.said();
+                let output = self.read_to_end();
                 panic!("{} has not ended after {LIMIT:?}: {output}", self.what);
             }
             std::thread::sleep(Duration::from_millis(10));

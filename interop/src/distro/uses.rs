@@ -116,7 +116,7 @@ impl Line {
     }
 
     /// True if the program uses netlink, which the library answers only if the kernel itself has no RDMA.
-    pub fn asks_by_netlink(&self) -> bool {
+    pub fn uses_netlink(&self) -> bool {
         self.name.starts_with("rdma/")
     }
 

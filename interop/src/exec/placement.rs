@@ -11,7 +11,7 @@ const OFFSET: usize = 1024;
 const LENGTH: usize = 3000;
 
 /// Returns the FLUSHes of a row in order, and the offset of the first from the message's address.
-fn asked(feature: Feature) -> (Vec<Flush>, usize) {
+fn requested(feature: Feature) -> (Vec<Flush>, usize) {
     let range = Flush { length: LENGTH, global: true, persistent: false, whole_region: false };
     match feature {
         // Address and length are ignored: the range ends beyond the region.
@@ -36,7 +36,7 @@ pub(super) fn flush(
     requester: &mut dyn End,
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
-    let (flushes, shift) = asked(feature);
+    let (flushes, shift) = requested(feature);
     let persistent = feature == Feature::FlushPersistent;
     let access = Access { flush_global: true, flush_persistent: persistent, ..Access::ALL };
     let local_end = requester.register(REGION, Access::ALL)?;

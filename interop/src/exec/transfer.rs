@@ -231,7 +231,7 @@ fn check_atomics(
             _ => value,
         };
     }
-    let left = responder.load(far, layout.start(0))?;
-    must!(left == value, "{} left {left:#x} at the responder and should have {value:#x}", plan.op);
+    let result = responder.load(far, layout.start(0))?;
+    must!(result == value, "{} left {result:#x} at the responder and should have {value:#x}", plan.op);
     check_guards(plan, layout, requester, near)
 }

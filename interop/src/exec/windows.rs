@@ -26,9 +26,9 @@ pub(super) enum By {
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Registration,
-    far: Registration,
-    asks: Pair,
+    local: Registration,
+    remote: Registration,
+    requesting: Pair,
     answers: Pair,
     rkey: u32,
     seed: u64,
@@ -50,28 +50,28 @@ impl<'a> Stage<'a> {
             bound.len() == 1 && (bound[0].status, bound[0].done) == (Status::SUCCESS, Some(Done::Bind)),
             "the bind completed as {bound:?}"
         );
-        Ok(Stage { requester, responder, near: local, far: remote, asks: requesting, answers, rkey, seed })
+        Ok(Stage { requester, responder, local, remote, requesting, answers, rkey, seed })
     }
 
     fn write(&mut self, wr_id: u64, rkey: u32, shift: usize, status: Status) -> Result<(), Failure> {
         let request = Request {
-            local: Some((self.near, OFFSET, LENGTH)),
-            remote_addr: self.far.addr + (OFFSET + shift) as u64,
+            local: Some((self.local, OFFSET, LENGTH)),
+            remote_addr: self.remote.addr + (OFFSET + shift) as u64,
             rkey,
             ..Request::new(wr_id, Op::Write)
         };
-        carry_out(self.requester, self.asks, &request, status).map(drop)
+        carry_out(self.requester, self.requesting, &request, status).map(drop)
     }
 
     /// Checks that the window's range was written (or not), and that all other bytes are unchanged.
     fn expect_written(&mut self, written: bool) -> Result<(), Failure> {
-        check_memory(self.responder, self.far, self.seed, written)
+        check_memory(self.responder, self.remote, self.seed, written)
     }
 
     /// Checks that a WRITE by the key is refused, and that the queue pair is in the error state.
     fn expect_refused(&mut self, rkey: u32, shift: usize) -> Result<(), Failure> {
         self.write(90, rkey, shift, Status::REM_ACCESS_ERR)?;
-        expect_error_state(self.requester, self.asks)
+        expect_error_state(self.requester, self.requesting)
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) fn access(
     let rkey = stage.rkey;
     stage.write(1, rkey, 0, Status::SUCCESS)?;
     stage.expect_written(true)?;
-    let (local, remote) = (stage.near, stage.far);
+    let (local, remote) = (stage.local, stage.remote);
     stage.requester.fill(local, OFFSET..OFFSET + LENGTH, !seed)?;
     let read = Request {
         local: Some((local, OFFSET, LENGTH)),
@@ -123,7 +123,7 @@ pub(super) fn access(
         rkey,
         ..Request::new(2, Op::Read)
     };
-    carry_out(stage.requester, stage.asks, &read, Status::SUCCESS)?;
+    carry_out(stage.requester, stage.requesting, &read, Status::SUCCESS)?;
     expect_pattern(
         stage.requester,
         local,
@@ -165,7 +165,7 @@ pub(super) fn invalidation(
             stage.write(1, rkey, 0, Status::SUCCESS)?;
             stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to: None })?;
             let request = Request { rkey, ..Request::new(2, Op::SendInv) };
-            carry_out(stage.requester, stage.asks, &request, Status::SUCCESS)?;
+            carry_out(stage.requester, stage.requesting, &request, Status::SUCCESS)?;
             let seen = expect_receives(stage.responder, stage.answers, &[1000])?;
             let want = (!stage.responder.quirks().hides_invalidations).then_some(rkey);
             let invalidated = seen[0].invalidated;

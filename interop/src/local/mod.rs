@@ -411,7 +411,7 @@ impl Local for Roxie<'_> {
             ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
         words.push(format!("--port={}", setup.port));
         words.extend(setup.fault.option(setup.seed));
-        words.extend(setup.asks_for_selective_repeat.then(|| "--selective-repeat".to_owned()));
+        words.extend(setup.requests_selective_repeat.then(|| "--selective-repeat".to_owned()));
         words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
         words.extend(["--".to_owned(), name.to_owned()]);
         words.extend_from_slice(arguments);
@@ -441,9 +441,9 @@ impl Local for Roxie<'_> {
         Ok(())
     }
 
-    fn ask_to_end(&mut self) -> Result<(), Error> {
+    fn terminate(&mut self) -> Result<(), Error> {
         match &self.program {
-            Some(program) => program.ask_to_end(),
+            Some(program) => program.terminate(),
             None => Err(Error::Local("no program was started".into())),
         }
     }

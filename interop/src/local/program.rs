@@ -79,7 +79,7 @@ impl Program {
     ///
     /// # Errors
     /// If it has ended already.
-    pub fn ask_to_end(&self) -> Result<(), Error> {
+    pub fn terminate(&self) -> Result<(), Error> {
         let pid = Pid::from_raw(self.child.id().cast_signed());
         kill(pid, Signal::SIGTERM).map_err(|e| Error::Local(format!("SIGTERM for a program: {e}")))
     }

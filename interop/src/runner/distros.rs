@@ -17,7 +17,7 @@ use interop::rows::{PortKind, Program, Ready};
 use interop::skip::SkipReason;
 use roxie::netdev::Interface;
 
-use super::pair::{Played, last_words, time_left};
+use super::pair::{Played, last_words, remaining_time};
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM, TCP_PORT, served, server_has, until_taken};
 
 /// Timeout of a program, which may share its processors with a build.
@@ -120,7 +120,7 @@ impl Site<'_> {
             Use::Line(line) if line.is_of_ucx() && !self.root.has_ucx_for_verbs() => {
                 Ok((Outcome::Skip(SkipReason::ProgramHasNoVerbs), None))
             }
-            Use::Line(line) if line.asks_by_netlink() && Path::new("/sys/class/infiniband").is_dir() => {
+            Use::Line(line) if line.uses_netlink() && Path::new("/sys/class/infiniband").is_dir() => {
                 Ok((Outcome::Skip(SkipReason::KernelHasRdma), None))
             }
             Use::Line(line) => match line.port {
@@ -189,7 +189,7 @@ impl Site<'_> {
         }
         let client = words(Some(address(1, FAMILY).to_string()))?;
         let client = self.root.start(&self.ends[1], port, &client)?.wait(ENDS_WITHIN)?;
-        let server = serving.wait(time_left(&client, ENDS_WITHIN))?;
+        let server = serving.wait(remaining_time(&client, ENDS_WITHIN))?;
         Ok(Played { server, client })
     }
 

@@ -93,7 +93,7 @@ fn kernel_is_client(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result
             "{there} files there of {here}, the first that differs: {differs:?}"
         )));
     }
-    roxie.ask_to_end()?;
+    roxie.terminate()?;
     let server = roxie.wait(ENDS_WITHIN)?;
     if server.code != Some(0) {
         return Err(Failed::Program("the server", server));

@@ -58,7 +58,7 @@ fn link_error_is_reported_once() {
     assert!(engine.take_link_error().is_none());
 }
 
-fn far_end_of(near: &Device, far: &Device) -> (End, End) {
+fn remote_end_of(near: &Device, far: &Device) -> (End, End) {
     joined(near, far, 25_600, &roxie::host::ConnectOptions { timeout: 20, ..with_mtu(Mtu::Mtu256) })
 }
 
@@ -66,7 +66,7 @@ fn far_end_of(near: &Device, far: &Device) -> (End, End) {
 #[test]
 fn process_end_sends_all_posted_requests() {
     let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let ends = [far_end_of(&local, &remote), far_end_of(&local, &remote)];
+    let ends = [remote_end_of(&local, &remote), remote_end_of(&local, &remote)];
     for (_, b) in &ends {
         (0..3).for_each(|id| b.receive(id));
     }

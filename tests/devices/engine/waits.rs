@@ -45,12 +45,12 @@ impl Waiter {
     }
 
     /// The peer sends an empty message.
-    fn told(&self) {
+    fn send_empty(&self) {
         self.peer.qp.post_send(&SendWr::default(), &[]).expect("room");
         self.peer.cq.poll_one();
     }
 
-    fn arm_and_look(&self) {
+    fn arm_and_check(&self) {
         self.cq.arm(Armed::Next);
         assert_eq!(self.cq.poll(&mut [Wc::default(); 8]), 0, "nothing is there yet");
     }
@@ -72,8 +72,8 @@ const SOON: Duration = Duration::from_secs(10);
 fn blocking_descriptor_delivers_the_event() {
     let waiter = Waiter::new();
     for _ in 0..100 {
-        waiter.arm_and_look();
-        waiter.told();
+        waiter.arm_and_check();
+        waiter.send_empty();
         assert!(is_readable(waiter.channel.as_fd(), SOON));
         assert!(is_readable(waiter.channel.events(), Duration::ZERO), "it tells the truth");
         assert!(take(&waiter.channel) && waiter.cq.take_event());
@@ -93,7 +93,7 @@ fn nonblocking_channel_is_readable_only_with_an_event() {
     let waiter = Waiter::new();
     waiter.does_not_block();
     for _ in 0..100 {
-        waiter.arm_and_look();
+        waiter.arm_and_check();
         for _ in 0..4 {
             waiter
                 .peer
@@ -134,8 +134,8 @@ fn wait_inside(waiter: &Waiter) {
 fn blocking_call_runs_the_device() {
     let waiter = Waiter::new();
     for _ in 0..100 {
-        waiter.arm_and_look();
-        waiter.told();
+        waiter.arm_and_check();
+        waiter.send_empty();
         wait_inside(&waiter);
         assert!(waiter.cq.take_event());
         waiter.takes_one();
@@ -146,12 +146,12 @@ fn blocking_call_runs_the_device() {
 #[test]
 fn cancelled_waiter_does_not_block_others() {
     let waiter = Waiter::new();
-    waiter.arm_and_look();
+    waiter.arm_and_check();
     let Wait::Watch { on, .. } = waiter.channel.begin_wait(&waiter.device) else {
         panic!("no other thread waits")
     };
     assert!(on.fds().iter().all(|fd| *fd != waiter.channel.events().as_raw_fd()));
-    waiter.told();
+    waiter.send_empty();
     assert!(is_readable(waiter.channel.events(), SOON));
     assert!(take(&waiter.channel) && waiter.cq.take_event());
 }

@@ -26,7 +26,7 @@ pub(crate) fn line(outcome: &Outcome, kept: &Seconds) -> String {
 }
 
 /// Returns what a failed test said last.
-fn said<'a>(outcome: &'a Outcome, name: &str) -> &'a [String] {
+fn last_lines<'a>(outcome: &'a Outcome, name: &str) -> &'a [String] {
     let begin = format!("---- {name} stdout ----");
     let Some(first) = outcome.lines.iter().position(|line| *line == begin) else { return &[] };
     let lines = &outcome.lines[first + 1..];
@@ -48,7 +48,7 @@ pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds, seco
     for outcome in outcomes {
         for name in &outcome.failed {
             println!("\nfailed: {} {name}", outcome.job);
-            said(outcome, name).iter().for_each(|line| println!("{line}"));
+            last_lines(outcome, name).iter().for_each(|line| println!("{line}"));
         }
         if let Some(error) = &outcome.error {
             println!("\nfailed: {}: {error}", outcome.job);

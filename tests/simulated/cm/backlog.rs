@@ -126,7 +126,7 @@ fn request_without_repetitions_leaves_the_backlog() {
     assert_eq!(withdrawn(&pair.events(B)), [id]);
     assert_eq!((pair.ends[B].counters().not_repeated, pair.lose(B)), (1, vec![]));
     assert!(pair.now < Nanos(20_000 * MS), "{}", pair.now);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -221,16 +221,16 @@ fn server_bounds_half_open_connections() {
 
 #[test]
 fn honest_client_connects_to_flooded_server() {
-    each_connects_beside_flood(u32::MAX);
+    each_connects_during_flood(u32::MAX);
 }
 
 #[test]
 fn honest_client_connects_beside_repeated_flood() {
-    each_connects_beside_flood(5_000);
+    each_connects_during_flood(5_000);
 }
 
 /// 10,000 requests a second that name random addresses, `different` ones in turn: each of 50 connections is made within 2 s.
-fn each_connects_beside_flood(different: u32) {
+fn each_connects_during_flood(different: u32) {
     const CLIENTS: u32 = 50;
     let mut pair = server(128);
     let (mut number, mut honest) = (0u32, request());

@@ -218,11 +218,11 @@ fn oversized_values_are_refused() {
 /// The order of the listeners does not matter.
 #[test]
 fn most_specific_listener_is_asked() {
-    closest_is_asked([ListenOn::Any, ListenOn::AnyIpv4]);
-    closest_is_asked([ListenOn::AnyIpv4, ListenOn::Any]);
+    closest_is_requested([ListenOn::Any, ListenOn::AnyIpv4]);
+    closest_is_requested([ListenOn::AnyIpv4, ListenOn::Any]);
 }
 
-fn closest_is_asked(order: [ListenOn; 2]) {
+fn closest_is_requested(order: [ListenOn; 2]) {
     let mut pair = Pair::new();
     let listeners = order.map(|on| (on, pair.ends[B].listen(SERVICE, on, 1).unwrap()));
     let of = |wanted: ListenOn| listeners.iter().find(|(on, _)| *on == wanted).unwrap().1;

@@ -33,7 +33,7 @@ fn either_end_can_disconnect() {
         for end in [A, B] {
             assert_eq!(pair.state(end, ids[end]), Some(State::TimeWait));
         }
-        pair.nothing_is_left();
+        pair.assert_empty();
         for end in [A, B] {
             assert_eq!(pair.events(end), [Event::TimeWaitExit { id: ids[end] }]);
         }
@@ -52,7 +52,7 @@ fn both_ends_can_disconnect_at_once() {
         (how(&pair.event(A)), how(&pair.event(B))),
         (HowDisconnected::Agreed, HowDisconnected::Agreed)
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// A DREP belongs to the transaction of the DREQ that it answers, not to that of the same end's DREQ.
@@ -180,7 +180,7 @@ fn dreq_overtakes_a_lost_rtu() {
     pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
     pair.settle();
     assert_eq!(how(&pair.event(A)), HowDisconnected::Agreed);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// The active end's QP is in RTS before its RTU, and its data may have established the passive end.
@@ -199,7 +199,7 @@ fn dreq_may_precede_the_consumers_rtu() {
     assert!(matches!(pair.ends[A].ready(a, PrivateData::EMPTY), Err(CmError::State { .. })));
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn destroyed_connection_sends_dreq() {
         assert!(matches!(pair.event(other), Event::DisconnectRequested { .. }));
         pair.ends[other].destroy(pair.now, ids[other]);
         pair.settle();
-        pair.nothing_is_left();
+        pair.assert_empty();
         pair.no_events();
     }
 }

@@ -56,7 +56,7 @@ fn unwanted_request_is_refused_once_after_grace() {
         matches!(&event, Event::Rejected { reject, .. } if reject.reason == RejReason::INVALID_SERVICE_ID),
         "{event:?}"
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn refusals_do_not_use_retries() {
     }
     // Every 20 ms of the 250.
     assert_eq!((requests, pair.now < begun + a.insistence), (13, true));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// A request that a kernel refuses at once is repeated, without using retries.
@@ -167,7 +167,7 @@ fn refused_request_is_repeated_for_a_while() {
         } else {
             assert!(matches!(pair.event(A), Event::Rejected { .. }));
             assert!(pair.now < begun + Nanos::from_millis(60));
-            pair.nothing_is_left();
+            pair.assert_empty();
         }
     }
 }

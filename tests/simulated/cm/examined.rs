@@ -32,7 +32,7 @@ fn give_from(pair: &mut Pair, host: u32, message: &CmMessage) {
 }
 
 /// Gives B a REQ of a host's QP, with an ID of this life of the host.
-fn ask_from(pair: &mut Pair, host: u32, qp: u32, life: u32) {
+fn request_from(pair: &mut Pair, host: u32, qp: u32, life: u32) {
     let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + host).into();
     let mut req = Req {
         local_comm_id: CommId(life << 16 | qp),
@@ -50,7 +50,7 @@ fn ask_from(pair: &mut Pair, host: u32, qp: u32, life: u32) {
 
 /// Connects a host's QP to B.
 fn connect_from(pair: &mut Pair, host: u32, qp: u32) -> CommId {
-    ask_from(pair, host, qp, 1);
+    request_from(pair, host, qp, 1);
     let id = pair.event(B).id();
     pair.ends[B].accept(pair.now, id, &acceptance()).unwrap();
     let (local_comm_id, private_data) = (CommId(1 << 16 | qp), PrivateData::EMPTY);
@@ -82,7 +82,7 @@ fn requests_in_one_name_leave_examinations_to_others() {
     let (_, restarted) = pair.established();
     let named: Vec<CommId> = (1..=300).map(|qp| connect_from(&mut pair, 1, qp)).collect();
     for qp in 1..=300 {
-        ask_from(&mut pair, 1, qp, 2);
+        request_from(&mut pair, 1, qp, 2);
     }
     pair.ends[A] = roxie::cm::Manager::new(Config { seed: 999, ..config(A) });
     pair.sent[A].clear();
@@ -96,7 +96,7 @@ fn requests_in_one_name_leave_examinations_to_others() {
     // Requests without a place: 44, and the one that has lost it.
     assert_eq!(pair.ends[B].counters().names_connected_qp, 45);
     // It is examined when it is repeated.
-    ask_from(&mut pair, 1, 1, 3);
+    request_from(&mut pair, 1, 1, 3);
     advance(&mut pair, LONG);
     assert_eq!(established(&pair, &named[..1]), 0);
 }
@@ -109,7 +109,7 @@ fn examinations_of_two_addresses_share_the_places() {
     let ids = [of(&mut pair, 1), of(&mut pair, 2)];
     for host in [1, 2] {
         for qp in 1..=300 {
-            ask_from(&mut pair, host, qp, 2);
+            request_from(&mut pair, host, qp, 2);
         }
     }
     advance(&mut pair, LONG);
@@ -123,7 +123,7 @@ fn examinations_of_many_addresses_come_to_their_end() {
     let mut pair = pair();
     let ids: Vec<CommId> = (1..=300).map(|host| connect_from(&mut pair, host, 1)).collect();
     for host in 1..=300 {
-        ask_from(&mut pair, host, 1, 2);
+        request_from(&mut pair, host, 1, 2);
     }
     advance(&mut pair, LONG);
     assert_eq!(established(&pair, &ids), 300 - MOST);

@@ -36,7 +36,7 @@ fn successor_ends_established_connection_at_peer() {
         assert!(matches!(event, Event::DisconnectRequested { id, .. } if id == [a, b][peer]), "{event:?}");
         pair.ends[peer].disconnect(pair.now, event.id(), PrivateData::EMPTY).unwrap();
         assert_eq!(pair.deliver(peer), [Kind::Drep]);
-        pair.nothing_is_left();
+        pair.assert_empty();
         assert!(pair.events(end).is_empty(), "no listener exists");
     }
 }

@@ -43,7 +43,7 @@ fn silent_peer_is_given_up_with_a_rej() {
         pair.event(A),
         Event::Unreachable { id: a, unanswered: Kind::Req, why: WhyUnreachable::Silent { sent: 4 } }
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -210,7 +210,7 @@ fn duplicate_messages_change_nothing() {
     both(&mut pair, A);
     assert!(matches!(pair.event(A), Event::Disconnected { .. }));
     assert!(matches!(pair.event(B), Event::Disconnected { .. }));
-    pair.nothing_is_left();
+    pair.assert_empty();
     assert_eq!((pair.events(A).len(), pair.events(B).len()), (1, 1));
 }
 

@@ -29,7 +29,7 @@ fn missing_listener_gives_invalid_service_id() {
     pair.settle();
     assert_eq!(reason(&pair.event(A)), RejReason::INVALID_SERVICE_ID);
     assert_eq!(pair.state(A, a), None);
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -46,7 +46,7 @@ fn consumer_may_refuse_a_request() {
     let Event::Rejected { id, reject } = event else { panic!("{event:?}") };
     assert_eq!((id, reject.reason, reject.message), (a, RejReason::CONSUMER, Stage::Req));
     assert!(reject.private_data.starts_with(b"closed\0") && *reject.ari == *b"!");
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -63,7 +63,7 @@ fn consumer_may_refuse_a_reply() {
     let event = pair.event(B);
     assert_eq!((event.id(), reason(&event)), (b, RejReason::CONSUMER));
     assert!(matches!(event, Event::Rejected { reject, .. } if reject.message == Stage::Rep));
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -80,7 +80,7 @@ fn passive_consumer_may_refuse_after_its_reply() {
     assert!(matches!(events[0], Event::Reply { .. }));
     assert_eq!((events.len(), reason(&events[1])), (2, RejReason::NO_RESOURCES));
     assert_eq!(events[1].id(), a);
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -121,7 +121,7 @@ fn reply_to_unknown_request_is_refused() {
     pair.deliver(A);
     let event = pair.event(B);
     assert_eq!((event.id(), reason(&event)), (b, RejReason::INVALID_COMM_ID));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn reply_to_withdrawn_request_is_refused() {
     pair.settle();
     assert_eq!(reason(&pair.event(B)), RejReason::TIMEOUT);
     assert_eq!(pair.state(B, b), Some(State::TimeWait));
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -152,7 +152,7 @@ fn withdrawing_a_request_reaches_the_peer() {
     pair.settle();
     let event = pair.event(B);
     assert_eq!((event.id(), reason(&event)), (id, RejReason::TIMEOUT));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// Returns A's REQ with a change.

@@ -45,7 +45,7 @@ fn service_id_resolves_to_qp_and_qkey() {
     );
     assert!(reply.service_id == DATAGRAMS && reply.private_data.starts_with(b"me\0"));
     assert_eq!(pair.state(A, a), None);
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -59,7 +59,7 @@ fn unserved_service_id_is_refused() {
         matches!(&event, Event::Resolved { reply, .. } if reply.status == SidrStatus::UNSUPPORTED),
         "{event:?}"
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn silence_is_reported_after_all_retries() {
         pair.event(A),
         Event::Unreachable { id: a, unanswered: Kind::SidrReq, why: WhyUnreachable::Silent { sent: 3 } }
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -116,5 +116,5 @@ fn destroyed_request_is_refused() {
         "{event:?}"
     );
     assert!(matches!(pair.ends[B].answer_resolution(pair.now, b, &answer()), Err(CmError::Unknown { .. })));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }

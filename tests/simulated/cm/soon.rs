@@ -51,7 +51,7 @@ fn early_repetition_costs_no_retry() {
     let why = WhyUnreachable::Silent { sent: 7 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
     assert_eq!(pair.ends[A].counters().sent_again(Kind::Req), 6);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn request_for_connected_qp_is_stale() {
     pair.wait_for(B);
     let took = pair.now - requested_at;
     assert!((LONG..LONG + SHORT).contains(&took), "{took}");
-    assert_eq!(pair.asked[B], 3);
+    assert_eq!(pair.questions[B], 3);
     // A refusal for the new connection, a DREQ for the old one.
     assert_eq!(pair.deliver(B), [Kind::Rej, Kind::Dreq]);
     let event = pair.event(A);
@@ -74,7 +74,7 @@ fn reply_from_connected_qp_is_stale() {
     assert!(
         matches!(&event, Event::Rejected { id, reject } if *id == requested && reject.reason == RejReason::STALE)
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn forge_and_wait(pair: &mut Pair, number: u32, wait: Nanos) -> Vec<Kind> {
 fn forged_request_leaves_idle_connection() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
-    pair.hears[B] = Hears::Answers;
+    pair.receives[B] = Hears::Answers;
     assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
-    assert_eq!((pair.asked[B], pair.state(B, b)), (1, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (1, Some(State::Established)));
     let counters = pair.ends[B].counters();
     assert_eq!((counters.names_connected_qp, counters.peers_alive), (1, 1));
     // The connection works as before.
@@ -209,9 +209,9 @@ fn forged_request_leaves_idle_connection() {
 fn busy_connection_is_kept_without_question() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
-    pair.hears[B] = Hears::Data;
+    pair.receives[B] = Hears::Data;
     assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
-    assert_eq!((pair.asked[B], pair.state(B, b)), (0, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(State::Established)));
 }
 
 #[test]
@@ -277,19 +277,19 @@ fn request_without_listener_ends_nothing() {
     pair.forge(B, 1, &forged(0, ServiceId::of_port(PortSpace::Tcp, 9)));
     assert_eq!(pair.lose(B), [Kind::Rej]);
     assert!(!pair.step(B), "nothing is examined");
-    assert_eq!((pair.asked[B], pair.state(B, b)), (0, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(State::Established)));
 }
 
 #[test]
 fn flood_causes_three_questions_a_second() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
-    pair.hears[B] = Hears::Answers;
+    pair.receives[B] = Hears::Answers;
     for number in 0..10_000 {
         assert_eq!(forge_and_wait(&mut pair, number, Nanos::from_millis(1)), []);
     }
     assert_eq!(pair.state(B, b), Some(State::Established));
-    assert!((5..=30).contains(&pair.asked[B]), "{}", pair.asked[B]);
+    assert!((5..=30).contains(&pair.questions[B]), "{}", pair.questions[B]);
     forge_and_wait(&mut pair, 10_000, LONG + SHORT);
     assert_eq!(pair.ends[B].counters().names_connected_qp, 10_001);
     assert_eq!(pair.ends[B].connections(), 1);
@@ -307,7 +307,7 @@ fn disconnection_ends_the_examination() {
     pair.ends[B].disconnect(pair.now, b, Default::default()).unwrap();
     pair.settle();
     assert!(matches!(pair.event(B), Event::Disconnected { how: HowDisconnected::AsAsked, .. }));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// The application of the restarted peer does not hear of the old connection.

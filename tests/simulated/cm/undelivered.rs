@@ -27,7 +27,7 @@ fn undelivered_request_ends_at_once() {
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent[..mad::MAD_HEADER_LEN]);
     assert_eq!(pair.event(A), nothing_there(a, Kind::Req));
     assert_eq!((pair.state(A, a), pair.ends[A].awaits_answer(), pair.lose(A)), (None, false, vec![]));
-    pair.nothing_is_left();
+    pair.assert_empty();
     // A second error changes nothing.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
     assert_eq!(pair.ends[A].counters().unknown_id, 1);
@@ -43,7 +43,7 @@ fn undelivered_sidr_request_ends_at_once() {
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
     assert_eq!(pair.event(A), nothing_there(a, Kind::SidrReq));
     pair.lose(A);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn starting_host_is_asked_again() {
         }
         assert_eq!((pair.event(A), copies), (nothing_there(a, Kind::Req), 3));
         assert!((200_000_000..250_000_000).contains(&(pair.now - began).0), "{}", pair.now - began);
-        pair.nothing_is_left();
+        pair.assert_empty();
     }
 }
 
@@ -129,7 +129,7 @@ fn sidr_asks_a_starting_host_again() {
     }
     assert_eq!((pair.event(A), copies), (nothing_there(a, Kind::SidrReq), 3));
     assert!((200_000_000..250_000_000).contains(&(pair.now - began).0), "{}", pair.now - began);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// Returns the number of copies of a request until it is given up, and the time.

@@ -150,7 +150,7 @@ impl Link {
     }
 
     /// Posts the middle request with `length` local bytes.
-    pub(crate) fn ask(&mut self, opcode: WrOpcode, offset: u64, length: u32) {
+    pub(crate) fn post_request(&mut self, opcode: WrOpcode, offset: u64, length: u32) {
         let (wr, sge) = (self.request(opcode, offset), self.source(length));
         self.post(&wr, &[sge]);
     }
@@ -162,7 +162,7 @@ impl Link {
     }
 
     /// Posts the middle request with an invalid key.
-    pub(crate) fn ask_under_no_key(&mut self, opcode: WrOpcode) {
+    pub(crate) fn post_under_no_key(&mut self, opcode: WrOpcode) {
         let good = self.request(opcode, 0);
         self.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
     }

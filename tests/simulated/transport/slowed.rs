@@ -74,8 +74,8 @@ impl Writer {
     fn share(&mut self, time: Nanos, mut attack: impl FnMut(&mut Stage, bool)) -> f64 {
         let (from, before) = (self.stage.now, self.bits);
         while self.stage.now < from + time {
-            let left = self.step();
-            attack(&mut self.stage, left);
+            let sent = self.step();
+            attack(&mut self.stage, sent);
         }
         (self.bits - before) / (LINE.0 * (self.stage.now - from).0 as f64 / 1e9)
     }

@@ -324,7 +324,7 @@ impl Consumer {
         manager.destroy(now, id);
     }
 
-    pub fn hear(
+    pub fn handle(
         &mut self,
         event: Event,
         manager: &mut Manager,

@@ -375,7 +375,7 @@ impl World {
             let Some(event) = self.hosts[host].manager.poll_event() else { break };
             self.count(&event);
             let Host { manager, consumer, .. } = &mut self.hosts[host];
-            consumer.hear(event, manager, &mut self.random, &self.climate, &mut self.truth);
+            consumer.handle(event, manager, &mut self.random, &self.climate, &mut self.truth);
         }
         let life = self.hosts[host].life;
         for (delay, task) in self.hosts[host].consumer.take_plans() {
