@@ -214,7 +214,7 @@ impl Client {
             registry.forget_bells(bells);
         }
         for command in self.farewell() {
-            let _ = registry.call(command);
+            let _ = registry.submit(command);
         }
         lock(&self.owned).clear();
         // Its peers hear of its end; one that is not told finds out by its timeouts.
@@ -321,7 +321,7 @@ impl Client {
                 Some(self.account.charge_instead(cost, changed.and_then(|object| owned.charge_of(object)))?)
             }
         };
-        let answer = registry.call(command);
+        let answer = registry.submit(command);
         let made = match &answer {
             Ok(answer) => answer.made(),
             Err(ControlError::CopyOverdue) => None, // The command has taken effect.
@@ -344,7 +344,7 @@ impl Client {
         if let Answer::Qp(made) = &answer {
             self.set_up(registry, made.index, making.role).inspect_err(|_| {
                 // The client does not hear of the QP, so it could not destroy it.
-                let _ = registry.call(Command::DestroyQp(made.index));
+                let _ = registry.submit(Command::DestroyQp(made.index));
                 lock(&self.owned).strike(Object::Qp(made.index));
             })?;
         }
@@ -353,9 +353,9 @@ impl Client {
 
     /// Gives a new QP what it has together with others.
     fn set_up(&self, registry: &Registry, qp: QpIndex, role: Role) -> Result<(), ControlError> {
-        registry.call(Command::SetClient(qp, Arc::clone(&self.memory)))?;
+        registry.submit(Command::SetClient(qp, Arc::clone(&self.memory)))?;
         if let Some(rate) = &self.rate {
-            registry.call(Command::ShareRate(qp, rate.clone()))?;
+            registry.submit(Command::ShareRate(qp, rate.clone()))?;
         }
         if role == Role::Gsi { self.route(registry) } else { Ok(()) }
     }
@@ -448,7 +448,7 @@ impl Client {
             ])
         };
         let charges = if is_member { None } else { Some(charge()?) };
-        let answer = registry.call(Command::AttachMulticast(qp, group))?;
+        let answer = registry.submit(Command::AttachMulticast(qp, group))?;
         if let Some(charges) = charges {
             lock(&self.owned).attached(qp, group, charges);
         }
@@ -469,7 +469,7 @@ impl Client {
             (roster.units_of(self.slot).collect(), roster.services.of(self.slot).collect());
         drop(roster);
         let routes = GsiRoutes::new(units, services);
-        registry.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
+        registry.submit(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
     /// Returns a snapshot of its objects.

@@ -217,7 +217,7 @@ impl Registry {
         self.engine().now()
     }
 
-    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub(super) fn submit(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         self.engine().call(command)
     }
 

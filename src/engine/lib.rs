@@ -270,13 +270,13 @@ impl Engine {
     /// them. The requests leave before this returns, or in a later pass that is certain: the holder of the worker's lock checks
     /// the doorbells after unlocking, and an engine thread in a backoff sleep, which needs callers that poll without a gap, wakes
     /// soon.
-    pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+    pub fn ring_doorbell(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         if !self.caller_drives {
             self.doorbells.ring(qp);
             return;
         }
         self.doorbells.ring_silently(qp);
-        self.shared.spinning.posted();
+        self.shared.spinning.note_post();
         let may_wait = outstanding > WaitPolicy::FEW_OUTSTANDING
             && posts % WaitPolicy::HELD_POSTS != WaitPolicy::HELD_POSTS - 1;
         if may_wait && (self.thread.is_none() || self.shared.handoff.is_in_backoff()) {

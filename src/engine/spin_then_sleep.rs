@@ -35,7 +35,7 @@ pub(super) struct SpinThenSleep {
 
 impl SpinThenSleep {
     /// A caller has posted work requests: a reply may come.
-    pub(super) fn posted(&self) {
+    pub(super) fn note_post(&self) {
         self.expected.store(Expected::First as u8, Relaxed);
     }
 
@@ -186,8 +186,8 @@ mod tests {
     fn each_post_gives_one_chance_to_spin() {
         let spinning = SpinThenSleep::default();
         assert!(!spinning.is_due() && spinning.take_chance().is_none());
-        spinning.posted();
-        spinning.posted();
+        spinning.note_post();
+        spinning.note_post();
         assert!(spinning.is_due());
         assert_eq!(spinning.take_chance(), Some(Expected::First));
         assert!(!spinning.is_due() && spinning.take_chance().is_none());
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn reply_is_expected_after_the_posted_request_completes() {
         let spinning = SpinThenSleep::default();
-        spinning.posted();
+        spinning.note_post();
         let first = spinning.take_chance().unwrap();
         spinning.note(first, Some(Completed::SendsAlone));
         assert_eq!(spinning.take_chance(), Some(Expected::Next));
@@ -209,7 +209,7 @@ mod tests {
         let spinning = SpinThenSleep::default();
         let tries = |chances: u32, came: Option<Completed>| {
             let worth = (0..chances).filter(|_| {
-                spinning.posted();
+                spinning.note_post();
                 let taken = spinning.take_chance();
                 if let Some(expected) = taken {
                     spinning.note(expected, came);
@@ -228,7 +228,7 @@ mod tests {
     fn failed_second_spin_does_not_discredit_the_first() {
         let spinning = SpinThenSleep::default();
         for _ in 0..100 {
-            spinning.posted();
+            spinning.note_post();
             let first = spinning.take_chance().expect("the first spin always succeeds");
             spinning.note(first, Some(Completed::SendsAlone));
             if let Some(next) = spinning.take_chance() {

@@ -137,7 +137,7 @@ impl Workers {
     /// # Errors
     /// As those of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
     /// have the object.
-    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub fn call_worker(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let command = command.into();
         if self.is_one() { self.engines[0].call(command) } else { self.call_several(command) }
     }
@@ -234,10 +234,10 @@ impl Workers {
         self.engines.iter().any(Engine::is_dead)
     }
 
-    /// Sends the new work requests of a QP: see [`Engine::posted`].
-    pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+    /// Sends the new work requests of a QP: see [`Engine::ring_doorbell`].
+    pub fn ring_worker(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         let (engine, qp) = self.at(qp);
-        engine.posted(qp, outstanding, posts);
+        engine.ring_doorbell(qp, outstanding, posts);
     }
 
     /// Notifies a QP's worker of a posted receive.

@@ -45,10 +45,10 @@ impl Adapter {
         self.workers().map(Workers::first)
     }
 
-    pub(crate) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub(crate) fn dispatch(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(workers) => workers.call(command),
-            Adapter::Shared(nic) => nic.call(command),
+            Adapter::Own(workers) => workers.call_worker(command),
+            Adapter::Shared(nic) => nic.send_command(command),
         }
     }
 
@@ -59,7 +59,7 @@ impl Adapter {
         file: Option<BorrowedFd<'_>>,
     ) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(workers) => workers.call(Command::OpenXrcd(open)),
+            Adapter::Own(workers) => workers.call_worker(Command::OpenXrcd(open)),
             Adapter::Shared(nic) => nic.open_xrcd(open, file),
         }
     }
@@ -94,10 +94,10 @@ impl Adapter {
         }
     }
 
-    pub(super) fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+    pub(super) fn announce_work(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         match self {
-            Adapter::Own(workers) => workers.posted(qp, outstanding, posts),
-            Adapter::Shared(nic) => nic.posted(qp),
+            Adapter::Own(workers) => workers.ring_worker(qp, outstanding, posts),
+            Adapter::Shared(nic) => nic.ring_doorbell(qp),
         }
     }
 
@@ -105,7 +105,7 @@ impl Adapter {
     pub(super) fn posted_receive(&self, qp: QpIndex) {
         match self {
             Adapter::Own(workers) => workers.ring(qp),
-            Adapter::Shared(nic) => nic.posted(qp),
+            Adapter::Shared(nic) => nic.ring_doorbell(qp),
         }
     }
 

@@ -27,7 +27,7 @@ impl Device {
         within("completion queue entries", entries, MAX_CQE)?;
         let ring = self.completion_ring(entries)?;
         let notify = channel.map(|c| c.waits.events().clone());
-        match self.call(MemoryCommand::CreateCq { ring: ring.clone(), notify })? {
+        match self.execute(MemoryCommand::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
                 let inner = CqInner {
                     device: self.clone(),
@@ -79,7 +79,7 @@ impl Polled {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::DestroyCq(self.index));
+        let _ = self.device.execute(Command::DestroyCq(self.index));
     }
 }
 
@@ -208,7 +208,7 @@ impl CompletionQueue {
         let mut polled = lock(&self.inner.ring);
         let other = self.inner.device.completion_ring(entries)?;
         let (consumed, _) = polled.ring.positions();
-        self.inner.device.call(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
+        self.inner.device.execute(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
         polled.ring = other;
         // Pending completions now begin at position 0 of the new ring.
         for (_, end) in &mut polled.forgotten {
@@ -224,6 +224,6 @@ impl CompletionQueue {
     /// If `count` is above 1 and `period` is zero.
     pub fn moderate(&self, count: u32, period: Duration) -> Result<(), DeviceError> {
         let period = Nanos(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
-        self.inner.device.call(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)
+        self.inner.device.execute(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)
     }
 }

@@ -203,7 +203,7 @@ impl Device {
     /// # Errors
     /// If the device has failed, or the system does not let the port receive the MAC control frames that the configuration needs.
     pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
-        self.call(Command::SetCongestion(Box::new(config))).map(|_| ())
+        self.execute(Command::SetCongestion(Box::new(config))).map(|_| ())
     }
 
     /// Returns the congestion configuration.
@@ -305,7 +305,7 @@ impl Device {
         }
         let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
         // Without another unit, the NIC reports that it is full.
-        unit.map_or(Ok(()), |unit| self.call(Command::AddQpnUnit(unit)).map(|_| ()))
+        unit.map_or(Ok(()), |unit| self.execute(Command::AddQpnUnit(unit)).map(|_| ()))
     }
 
     /// The device's name.
@@ -407,7 +407,7 @@ impl Device {
 
     /// Returns the statuses of all QPs.
     pub fn qps(&self) -> Vec<QpStatus> {
-        match self.call(Command::ListQps) {
+        match self.execute(Command::ListQps) {
             Ok(Answer::Qps(qps)) => qps,
             _ => Vec::new(),
         }
@@ -415,7 +415,7 @@ impl Device {
 
     /// Returns the log of a QP's exceptional events, oldest first; empty if there is no such QP.
     pub fn qp_log(&self, qp: QpIndex) -> Vec<QpRecord> {
-        match self.call(Command::QueryLog(qp)) {
+        match self.execute(Command::QueryLog(qp)) {
             Ok(Answer::QpLog(records)) => records,
             _ => Vec::new(),
         }
@@ -430,12 +430,12 @@ impl Device {
         &self.inner.adapter
     }
 
-    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
+    pub(super) fn execute(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
         let command = command.into();
         if command.needs_interface() && self.has_lost_interface() {
             return Err(ControlError::DeviceFatal.into());
         }
-        Ok(self.inner.adapter.call(command)?)
+        Ok(self.inner.adapter.dispatch(command)?)
     }
 }
 

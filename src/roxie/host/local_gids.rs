@@ -157,7 +157,7 @@ impl State {
         if are_plain && !known || self.adapter.port().carries == Carries::Datagrams {
             return Ok(());
         }
-        self.adapter.call(Command::SetGids(gids))?;
+        self.adapter.dispatch(Command::SetGids(gids))?;
         Ok(())
     }
 }

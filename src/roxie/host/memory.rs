@@ -106,7 +106,7 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, DeviceError> {
         let pd = self.inner.id;
         let command = MemoryCommand::RegisterMemory { pd, access, start, memory: memory.clone() };
-        match self.inner.device.call(command)? {
+        match self.inner.device.execute(command)? {
             Answer::Memory(index, key) => Ok(MemoryRegion {
                 pd: self.clone(),
                 index,
@@ -126,7 +126,7 @@ impl ProtectionDomain {
     /// # Errors
     /// If the device has no room for another window.
     pub fn alloc_window(&self, kind: MwType) -> Result<MemoryWindow, DeviceError> {
-        match self.inner.device.call(Command::AllocWindow { pd: self.inner.id, kind })? {
+        match self.inner.device.execute(Command::AllocWindow { pd: self.inner.id, kind })? {
             Answer::Window(index, key) => Ok(MemoryWindow { pd: self.clone(), index, kind, key }),
             other => unexpected(&other),
         }
@@ -145,7 +145,7 @@ impl ProtectionDomain {
             memory: memory.clone(),
             pages: pages.clone(),
         };
-        match self.inner.device.call(command)? {
+        match self.inner.device.execute(command)? {
             Answer::Memory(index, key) => {
                 Ok(FastRegion { pd: self.clone(), index, key, memory: memory.without_file(), pages })
             }
@@ -180,7 +180,7 @@ impl Drop for MemoryRegion {
     /// Unbinds windows that are still bound to the region, so that they no longer reach its memory.
     fn drop(&mut self) {
         if self.registered {
-            let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
+            let _ = self.pd.inner.device.execute(Command::ReleaseMemory(self.index));
         }
     }
 }
@@ -221,7 +221,7 @@ impl MemoryRegion {
     /// # Errors
     /// If windows are bound to it (`EBUSY`); the region is then unchanged. (Dropping it unbinds them.)
     pub fn deregister(&mut self) -> Result<(), DeviceError> {
-        self.pd.inner.device.call(Command::DeregisterMemory(self.index))?;
+        self.pd.inner.device.execute(Command::DeregisterMemory(self.index))?;
         self.registered = false;
         Ok(())
     }
@@ -282,7 +282,7 @@ impl MemoryRegion {
             access: Some(access_now),
             translation,
         };
-        match self.pd.inner.device.call(command)? {
+        match self.pd.inner.device.execute(command)? {
             Answer::Memory(_, key) => self.key = key,
             other => unexpected(&other),
         }
@@ -312,7 +312,7 @@ pub struct MemoryWindow {
 
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
-        let _ = self.pd.inner.device.call(Command::FreeWindow(self.index));
+        let _ = self.pd.inner.device.execute(Command::FreeWindow(self.index));
     }
 }
 
@@ -331,7 +331,7 @@ impl MemoryWindow {
     fn next_key(&self) -> Result<u32, DeviceError> {
         match self.kind {
             MwType::Two => Ok(next_variant(self.key)),
-            MwType::One => match self.pd.inner.device.call(Command::NextWindowKey(self.index))? {
+            MwType::One => match self.pd.inner.device.execute(Command::NextWindowKey(self.index))? {
                 Answer::Key(key) => Ok(key),
                 other => unexpected(&other),
             },
@@ -368,7 +368,7 @@ pub struct FastRegion {
 
 impl Drop for FastRegion {
     fn drop(&mut self) {
-        let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
+        let _ = self.pd.inner.device.execute(Command::ReleaseMemory(self.index));
     }
 }
 

@@ -313,7 +313,7 @@ fn notify_peers(has_connections: Left, device: &Device) -> Result<(), DeviceErro
         if let Some(unit) = unit {
             // A NIC with several QP1s must route the replies to this one. Elsewhere the replies come here anyway.
             let routes = GsiRoutes::new(vec![unit], Vec::new());
-            let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
+            let _ = device.execute(Command::RouteGsi(service.qp1(), Box::new(routes)));
         }
         // Messages that are sent only once need a resolved path first.
         let known = now + share / 3;

@@ -103,7 +103,7 @@ pub struct QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.handle.qpn);
-        let _ = self.device.call(Command::DestroyQp(self.handle.index));
+        let _ = self.device.execute(Command::DestroyQp(self.handle.index));
     }
 }
 
@@ -172,7 +172,7 @@ impl QueuePair {
             attr.selective_repeat = attr.selective_repeat.or(Some(true));
         }
         let state = attr.state;
-        self.device.call(Command::ModifyQp(self.handle.index, attr))?;
+        self.device.execute(Command::ModifyQp(self.handle.index, attr))?;
         if let Some(state) = state {
             self.state.store(state as u32, Relaxed);
         }
@@ -184,7 +184,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has failed.
     pub fn query(&self) -> Result<QpStatus, DeviceError> {
-        match self.device.call(Command::QueryQp(self.handle.index))? {
+        match self.device.execute(Command::QueryQp(self.handle.index))? {
             Answer::QpStatus(status) => Ok(*status),
             other => unexpected(&other),
         }
@@ -206,7 +206,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has failed.
     pub fn log(&self) -> Result<Vec<QpRecord>, DeviceError> {
-        match self.device.call(Command::QueryLog(self.handle.index))? {
+        match self.device.execute(Command::QueryLog(self.handle.index))? {
             Answer::QpLog(records) => Ok(records),
             other => unexpected(&other),
         }
@@ -231,7 +231,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has failed.
     pub fn set_control(&self, settings: Option<Settings>) -> Result<(), DeviceError> {
-        self.device.call(Command::SetQpControl(self.handle.index, settings.map(Box::new))).map(|_| ())
+        self.device.execute(Command::SetQpControl(self.handle.index, settings.map(Box::new))).map(|_| ())
     }
 
     /// Limits the QP's rate in RTS (`ibv_modify_qp_rate_limit`).
@@ -311,7 +311,7 @@ impl QueuePair {
             sends.post(wr, payload)?;
             sends.outstanding()
         };
-        self.posted(outstanding);
+        self.start_sending(outstanding);
         Ok(())
     }
 
@@ -332,7 +332,7 @@ impl QueuePair {
             sends.publish(count);
             sends.outstanding()
         };
-        self.posted(outstanding);
+        self.start_sending(outstanding);
     }
 
     fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
@@ -343,9 +343,9 @@ impl QueuePair {
         Ok(())
     }
 
-    fn posted(&self, outstanding: u32) {
+    fn start_sending(&self, outstanding: u32) {
         let posts = self.posts.fetch_add(1, Relaxed);
-        self.device.inner.adapter.posted(self.handle.index, outstanding, posts);
+        self.device.inner.adapter.announce_work(self.handle.index, outstanding, posts);
     }
 
     /// Posts a receive.

@@ -112,7 +112,7 @@ impl<'a> QpBuilder<'a> {
             ReceiveSource::Own(ring) => Some(ring.clone()),
             _ => None,
         };
-        let answer = device.call(MemoryCommand::CreateQp {
+        let answer = device.execute(MemoryCommand::CreateQp {
             pd: self.pd.id(),
             send_cq: self.send_cq.index(),
             recv_cq: self.recv_cq.index(),

@@ -28,7 +28,7 @@ struct SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::DestroySrq(self.index));
+        let _ = self.device.execute(Command::DestroySrq(self.index));
     }
 }
 
@@ -87,13 +87,13 @@ impl SharedReceiveQueue {
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
         let change = |ring| MemoryCommand::ModifySrq { srq: self.inner.index, ring, limit };
         let Some(max_wr) = max_wr else {
-            return self.inner.device.call(change(None)).map(drop);
+            return self.inner.device.execute(change(None)).map(drop);
         };
         within("max_wr", max_wr, MAX_WR)?;
         // Blocks posting while the NIC moves pending receives.
         let mut ring = lock(&self.inner.ring);
         let other = self.inner.device.receive_ring(max_wr, ring.max_sge())?;
-        self.inner.device.call(change(Some(other.clone())))?;
+        self.inner.device.execute(change(Some(other.clone())))?;
         *ring = other;
         Ok(())
     }
@@ -103,7 +103,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// If the device has failed.
     pub fn query(&self) -> Result<SrqStatus, DeviceError> {
-        match self.inner.device.call(Command::QuerySrq(self.inner.index))? {
+        match self.inner.device.execute(Command::QuerySrq(self.inner.index))? {
             Answer::SrqStatus(status) => Ok(status),
             other => unexpected(&other),
         }
@@ -147,7 +147,7 @@ impl ProtectionDomain {
         let ring = self.inner.device.receive_ring(max_wr, max_sge)?;
         let init = SrqInit { kind, limit: 0 };
         let device = self.device().clone();
-        match device.call(MemoryCommand::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
+        match device.execute(MemoryCommand::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
             Answer::Srq(index, number) => {
                 uses.push(Arc::clone(&self.inner) as _);
                 let inner = SrqInner { device, index, number, ring: Mutex::new(ring), _uses: uses };
@@ -166,7 +166,7 @@ struct XrcdInner {
 
 impl Drop for XrcdInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::CloseXrcd(self.id));
+        let _ = self.device.execute(Command::CloseXrcd(self.id));
     }
 }
 
@@ -185,7 +185,7 @@ impl XrcDomain {
         let device = &self.inner.device;
         device.claim_for_qp()?;
         let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
-        match device.call(Command::CreateXrcTarget(self.inner.id))? {
+        match device.execute(Command::CreateXrcTarget(self.inner.id))? {
             Answer::Qp(handle) => {
                 let uses = vec![Arc::clone(&self.inner) as _];
                 Ok(QueuePair::new(device, handle, QpType::XrcRecv, nothing, None, uses))

@@ -235,7 +235,7 @@ impl Attachment {
     ///
     /// # Errors
     /// As the command's; [`ControlError::DeviceFatal`] if the NIC has ended.
-    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub fn send_command(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let mut by = ToClientForm { arenas: &self.arenas, counter: None, file: None };
         let request = match command.into() {
             // Records contain state that only the NIC's process has.
@@ -283,7 +283,7 @@ impl Attachment {
     }
 
     /// Rings for new work requests of a QP.
-    pub fn posted(&self, qp: QpIndex) {
+    pub fn ring_doorbell(&self, qp: QpIndex) {
         self.bells.ring(qp);
     }
 
@@ -393,7 +393,7 @@ impl Attachment {
     /// Opens an XRC domain. The NIC itself determines the file of the descriptor.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// As [`send_command`](Self::send_command).
     pub fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
         let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
         match self.request_with(&Request::Command(Command::OpenXrcd(open)), &fds)? {

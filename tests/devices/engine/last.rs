@@ -140,7 +140,7 @@ impl Bare {
         peer.receives.post(1, &[]).expect("room");
         let wr = SendWr { flags: SendFlags::SIGNALED, ..SendWr::default() };
         self.sends.post(&wr, Payload::Sges(&[])).expect("room");
-        engine.posted(self.qp.index, 1, 0);
+        engine.ring_doorbell(self.qp.index, 1, 0);
     }
 
     /// Waits until the message is acknowledged.

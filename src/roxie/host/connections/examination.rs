@@ -24,5 +24,5 @@ fn has_received(device: &Device, qpn: Qpn, asks: bool) -> bool {
     let qps = device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(index) = qps.get(&qpn).copied() else { return false };
     drop(qps);
-    matches!(device.call(Command::ExamineQp(index, asks)), Ok(Answer::Heard(true)))
+    matches!(device.execute(Command::ExamineQp(index, asks)), Ok(Answer::Heard(true)))
 }
