@@ -6,8 +6,8 @@ use roxie_base::time::Nanos;
 use roxie_wire::cm::{CommId, Kind};
 use roxie_wire::{Gid, ServiceId};
 
-use super::connection::{Connection, RemoteKey, State};
-use super::listeners::{Place, YOUNG};
+use super::connection::{Connection, ConnectionState, RemoteKey};
+use super::listeners::{BacklogPlace, YOUNG};
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{CmError, Event, ListenOn, Listener, Route, WhyUnreachable};
@@ -111,7 +111,7 @@ impl Manager {
         key: &RemoteKey,
         service: ServiceId,
         route: &Route,
-    ) -> Option<Option<Place>> {
+    ) -> Option<Option<BacklogPlace>> {
         let urgency = self.dropped.urgency(key);
         let admitted = self.find_place(now, urgency, service, route);
         if admitted.is_none() {
@@ -126,7 +126,7 @@ impl Manager {
         urgency: u8,
         service: ServiceId,
         route: &Route,
-    ) -> Option<Option<Place>> {
+    ) -> Option<Option<BacklogPlace>> {
         if self.events.len() >= self.config.limits.events {
             self.counters.events_full += 1;
             return None;
@@ -140,7 +140,7 @@ impl Manager {
             return None;
         }
         let Some(place) = self.listeners.find(service, route.local) else { return Some(None) };
-        let place = Place { urgency, ..place };
+        let place = BacklogPlace { urgency, ..place };
         match self.listeners.make_place(place, now, route.remote) {
             Ok(None) => {}
             Ok(Some(id)) => {
@@ -185,7 +185,7 @@ impl Manager {
             return;
         }
         let granted = match connection.state {
-            State::MraReqSent => self.span(self.config.service_timeout),
+            ConnectionState::MraReqSent => self.span(self.config.service_timeout),
             _ => Nanos::ZERO,
         };
         let deadline = now + connection.patience + granted;

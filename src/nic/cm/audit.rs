@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, ConnectionState};
 use super::manager::Manager;
 use roxie_wire::cm::CommId;
 
@@ -28,7 +28,7 @@ impl Manager {
                 *pending.entry(place.listener).or_insert(0) += 1;
             }
             by_remote.extend(connection.remote_key.map(|key| (key, *id)));
-            let key = connection.connected_key().filter(|_| connection.state != State::TimeWait);
+            let key = connection.connected_key().filter(|_| connection.state != ConnectionState::TimeWait);
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
         let unanswered = all.iter().filter(|(_, connection)| connection.state.awaits_answer()).count();

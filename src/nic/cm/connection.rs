@@ -1,4 +1,4 @@
-//! State of one connection or resolution.
+//! ConnectionState of one connection or resolution.
 
 use roxie_base::time::Nanos;
 use roxie_wire::cm::{CommId, Kind, Stage};
@@ -6,12 +6,12 @@ use roxie_wire::mad::MAD_LEN;
 use roxie_wire::{Gid, Qpn, ServiceId};
 
 use super::examination::Suspicion;
-use super::listeners::Place;
+use super::listeners::BacklogPlace;
 use super::{Parameters, Route};
 
-/// State of a connection, named as in the diagrams of IBTA 12.9.7.
+/// ConnectionState of a connection, named as in the diagrams of IBTA 12.9.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum ConnectionState {
     /// Active: our REQ is sent.
     ReqSent,
     /// Active: the peer has announced by MRA that its REP takes longer.
@@ -42,20 +42,26 @@ pub enum State {
     SidrReqRcvd,
 }
 
-impl State {
+impl ConnectionState {
     /// True while a host that may not exist has not answered yet.
     pub(super) fn awaits_answer(self) -> bool {
-        matches!(self, State::ReqSent | State::SidrReqSent)
+        matches!(self, ConnectionState::ReqSent | ConnectionState::SidrReqSent)
     }
 
     /// True from a peer's request until the peer confirms our answer.
     pub(super) fn is_half_open(self) -> bool {
-        matches!(self, State::ReqRcvd | State::MraReqSent | State::RepSent | State::MraRepRcvd)
+        matches!(
+            self,
+            ConnectionState::ReqRcvd
+                | ConnectionState::MraReqSent
+                | ConnectionState::RepSent
+                | ConnectionState::MraRepRcvd
+        )
     }
 
     /// True until the consumer answers the peer's request.
     pub(super) fn is_pending(self) -> bool {
-        matches!(self, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
+        matches!(self, ConnectionState::ReqRcvd | ConnectionState::MraReqSent | ConnectionState::SidrReqRcvd)
     }
 }
 
@@ -79,10 +85,10 @@ pub(super) struct RemoteKey {
     pub(super) resolution: bool,
 }
 
-/// State of a connection.
+/// ConnectionState of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     /// True if the consumer gets no further events.
     pub(super) orphan: bool,
     /// Path of the messages.
@@ -102,7 +108,7 @@ pub(super) struct Connection {
     /// Active side: maximum lifetime of a packet, as a timeout code.
     pub(super) packet_lifetime: u8,
     /// The place of this request in a backlog.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<BacklogPlace>,
     /// Time within which the peer of a request in a backlog must repeat it.
     pub(super) patience: Nanos,
     /// The message to retransmit after a timeout, or when the peer evidently lacks it.
@@ -147,8 +153,8 @@ impl Connection {
     /// True if the connection may be evicted: its peer has not confirmed our answer, or it lingers without an owner.
     pub(super) fn is_evictable(&self) -> bool {
         match self.state {
-            State::RepSent => !self.is_answered,
-            State::TimeWait => self.orphan,
+            ConnectionState::RepSent => !self.is_answered,
+            ConnectionState::TimeWait => self.orphan,
             _ => false,
         }
     }
@@ -171,7 +177,7 @@ impl Connection {
     }
 
     /// Returns a connection without identifiers of the peer and without messages.
-    pub(super) fn new(state: State, route: Route, parameters: Parameters) -> Connection {
+    pub(super) fn new(state: ConnectionState, route: Route, parameters: Parameters) -> Connection {
         Connection {
             state,
             orphan: false,
@@ -204,8 +210,9 @@ impl Connection {
     }
 
     /// Returns a resolution, which has no parameters.
-    pub(super) fn resolution(state: State, route: Route) -> Connection {
-        let parameters = Parameters { active: state == State::SidrReqSent, ..Parameters::unknown(route) };
+    pub(super) fn resolution(state: ConnectionState, route: Route) -> Connection {
+        let parameters =
+            Parameters { active: state == ConnectionState::SidrReqSent, ..Parameters::unknown(route) };
         let linger = span(RESOLUTION_LINGERS, RESOLUTION_LINGERS);
         Connection { linger, ..Connection::new(state, route, parameters) }
     }
@@ -213,8 +220,8 @@ impl Connection {
     /// Returns the message of the peer that a REJ would refuse now.
     pub(super) fn stage(&self) -> Stage {
         match self.state {
-            State::ReqRcvd | State::MraReqSent => Stage::Req,
-            State::RepRcvd | State::MraRepSent => Stage::Rep,
+            ConnectionState::ReqRcvd | ConnectionState::MraReqSent => Stage::Req,
+            ConnectionState::RepRcvd | ConnectionState::MraRepSent => Stage::Rep,
             _ => Stage::Other,
         }
     }

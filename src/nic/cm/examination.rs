@@ -21,7 +21,7 @@ use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, Mra, PrivateData, RejReason, 
 use roxie_wire::{Gid, Qpn};
 
 use super::Route;
-use super::connection::{State, span};
+use super::connection::{ConnectionState, span};
 use super::manager::Manager;
 use super::transitions::Cause;
 
@@ -150,7 +150,7 @@ impl Manager {
     /// is dropped if the connection is examined already, or too many are.
     pub(super) fn examine(&mut self, now: Nanos, id: CommId, request: Option<(u64, Req, Route)>) {
         let Some(connection) = self.table.get(id) else { return };
-        if connection.state != State::Established {
+        if connection.state != ConnectionState::Established {
             if let Some((tid, req, route)) = request {
                 self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
             }
@@ -207,12 +207,12 @@ impl Manager {
     fn send_again_to_suspect(&mut self, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         match connection.state {
-            State::RepSent | State::MraRepRcvd => {
+            ConnectionState::RepSent | ConnectionState::MraRepRcvd => {
                 // To an address that has confirmed nothing, this message and the REJ that ends the wait.
                 connection.budget = connection.budget.map(|left| left.max(2));
                 self.send_again(id, Kind::Rep);
             }
-            State::DreqSent => self.send_again(id, Kind::Dreq),
+            ConnectionState::DreqSent => self.send_again(id, Kind::Dreq),
             _ => {}
         }
     }

@@ -8,7 +8,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, RejReason, SidrRep, SidrStatus};
 
 use super::Route;
-use super::connection::State;
+use super::connection::ConnectionState;
 use super::early::Early;
 use super::manager::Manager;
 use super::transitions::Cause;
@@ -83,7 +83,7 @@ impl Manager {
         connection.pause = AFTER_STALE;
         connection.answer_due = now + AFTER_STALE + connection.answer_timeout;
         // The time that an MRA granted is over. Another MRA may answer the next copy of the request.
-        self.set_state(id, Cause::Got(Kind::Rej), State::ReqSent);
+        self.set_state(id, Cause::Got(Kind::Rej), ConnectionState::ReqSent);
         self.wait_on(now, id);
         true
     }

@@ -10,11 +10,11 @@ use roxie_wire::mad::{MAD_LEN, MadHeader};
 use roxie_wire::{Gid, Qpn, ServiceId};
 
 use super::admission::DroppedRequests;
-use super::connection::{Connection, Outgoing, RemoteKey, State, span};
+use super::connection::{Connection, ConnectionState, Outgoing, RemoteKey, span};
 use super::counters::CmCounters;
 use super::early::EarlyRequests;
 use super::examination::{Examination, OpenExaminations};
-use super::listeners::{Listeners, Place, Waiting};
+use super::listeners::{BacklogPlace, Listeners, Waiting};
 use super::table::Table;
 use super::transitions::{self, Cause};
 use super::unproven::ProvenAddresses;
@@ -185,7 +185,7 @@ impl Manager {
     }
 
     /// Returns the state of a connection, or `None` if it does not exist.
-    pub fn state(&self, id: CommId) -> Option<State> {
+    pub fn state(&self, id: CommId) -> Option<ConnectionState> {
         self.table.get(id).map(|connection| connection.state)
     }
 
@@ -197,7 +197,7 @@ impl Manager {
         const CALL: &str = "parameters";
         let connection = self.table.get(id).ok_or(CmError::Unknown { call: CALL, id })?;
         match connection.state {
-            state @ (State::SidrReqSent | State::SidrReqRcvd) => {
+            state @ (ConnectionState::SidrReqSent | ConnectionState::SidrReqRcvd) => {
                 Err(CmError::State { call: CALL, id, state })
             }
             _ => Ok(connection.parameters),
@@ -241,7 +241,7 @@ impl Manager {
         self.seen
     }
 
-    fn note_transition(&mut self, from: State, cause: Cause, to: Option<State>) {
+    fn note_transition(&mut self, from: ConnectionState, cause: Cause, to: Option<ConnectionState>) {
         let bit = transitions::bit(from, cause, to);
         debug_assert!(bit.is_some(), "no transition from {from:?} to {to:?} by {cause:?}");
         self.seen |= bit.unwrap_or_default();
@@ -319,7 +319,7 @@ impl Manager {
         // While the table is more than half full, REPs are not repeated, so that a flood of requests is not amplified.
         let crowded = self.table.len() > self.table.limit() as usize / 2;
         let Some(connection) = self.table.get_mut(id) else { return };
-        if (crowded || connection.has_last_message()) && connection.state == State::RepSent {
+        if (crowded || connection.has_last_message()) && connection.state == ConnectionState::RepSent {
             connection.pause = Nanos::ZERO;
         }
         let soon = now + connection.pause;
@@ -354,13 +354,13 @@ impl Manager {
     }
 
     /// Changes a connection's state. Updates the counts of pending and half-open requests.
-    pub(super) fn set_state(&mut self, id: CommId, cause: Cause, state: State) {
+    pub(super) fn set_state(&mut self, id: CommId, cause: Cause, state: ConnectionState) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let was_half_open = connection.is_half_open();
         let before = std::mem::replace(&mut connection.state, state);
         let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
         let released = if connection.keeps_place() { None } else { connection.place.take() };
-        let examined = if state == State::Established { None } else { connection.suspicion.take() };
+        let examined = if state == ConnectionState::Established { None } else { connection.suspicion.take() };
         if before != state {
             self.note_transition(before, cause, Some(state));
         }
@@ -375,7 +375,7 @@ impl Manager {
         if was_half_open && !is_half_open {
             self.count_half_open(address, false);
         }
-        if state == State::Established {
+        if state == ConnectionState::Established {
             self.proven.add(address);
         }
         self.bequeath(id);
@@ -428,7 +428,7 @@ impl Manager {
     }
 
     fn linger(&mut self, now: Nanos, id: CommId, cause: Cause) {
-        self.set_state(id, cause, State::TimeWait);
+        self.set_state(id, cause, ConnectionState::TimeWait);
         let Some(connection) = self.table.get_mut(id) else { return };
         let deadline = now + connection.linger;
         let key = connection.connected_key();
@@ -476,7 +476,7 @@ impl Manager {
         if let Some(address) = half_open {
             self.count_half_open(address, true);
         }
-        if let Some(Place { listener, urgency, .. }) = place {
+        if let Some(BacklogPlace { listener, urgency, .. }) = place {
             self.listeners.occupy(listener, Waiting { id, address, since, urgency });
         }
         self.bequeath(id);

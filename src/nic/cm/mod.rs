@@ -91,7 +91,7 @@ mod timers;
 mod undelivered;
 mod unproven;
 
-pub use connection::State;
+pub use connection::ConnectionState;
 pub use counters::CmCounters;
 pub use error::CmError;
 pub use event::{Event, HowDisconnected, Listener, WhyUnreachable};

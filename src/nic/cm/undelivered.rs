@@ -5,7 +5,7 @@ use roxie_wire::Gid;
 use roxie_wire::cm::{CommId, Kind};
 use roxie_wire::mad::{MAD_HEADER_LEN, MAD_LEN, MadHeader};
 
-use super::connection::State;
+use super::connection::ConnectionState;
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{Event, WhyUnreachable};
@@ -27,8 +27,10 @@ impl Manager {
             return;
         };
         let Some(connection) = self.table.get_mut(id) else { return };
-        let (deadline, unanswered) =
-            (now + AGAIN, if connection.state == State::ReqSent { Kind::Req } else { Kind::SidrReq });
+        let (deadline, unanswered) = (
+            now + AGAIN,
+            if connection.state == ConnectionState::ReqSent { Kind::Req } else { Kind::SidrReq },
+        );
         if deadline <= connection.repeat_until {
             return self.repeat_at(id, deadline);
         }

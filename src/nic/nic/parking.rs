@@ -25,7 +25,7 @@ use std::sync::Arc;
 use super::gsi::Gsis;
 use super::host_side::Registered;
 use super::parked::{KeptFrame, MAX_HELD, Parked, Piece, SetAside};
-use super::remote_copies::{Batch, Outcome};
+use super::remote_copies::{Batch, CopyOutcome};
 use super::table::NumberedTable;
 use super::{Nic, QpEntry, RxFrame};
 use crate::shared::remote_memory::RemoteMemory;
@@ -115,15 +115,15 @@ impl Nic {
         let mut failed = 0;
         batch.outcomes(|qp, outcome| match (&out, outcome) {
             _ if is_late => {}
-            (_, Outcome::Failed) if out.is_some() => {
+            (_, CopyOutcome::Failed) if out.is_some() => {
                 failed += 1;
                 self.qps.lose(qp);
             }
-            (_, Outcome::Failed) => {
+            (_, CopyOutcome::Failed) => {
                 failed += 1;
                 self.dma.remote.lose(qp);
             }
-            (_, Outcome::Atomic(resource, before)) => self.qps.atomic_done(qp, resource, before),
+            (_, CopyOutcome::Atomic(resource, before)) => self.qps.atomic_done(qp, resource, before),
         });
         self.counters.memory_faults += failed;
         let Some(out) = out else {

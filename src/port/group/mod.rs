@@ -47,7 +47,7 @@ use crate::udp::sys;
 pub use error::JoinError;
 use fd_keeper::FdKeeper;
 use register::Register;
-use rendezvous::{Found, Rendezvous};
+use rendezvous::{GroupSearch, Rendezvous};
 use roxie_base::descriptors::children;
 use roxie_base::roster::{Denied, Identity, PortRequest, Room, Roster};
 use roxie_base::text::process_name;
@@ -180,7 +180,7 @@ impl Member {
     pub fn join<E>(group: &GroupId, make: MakeSockets<'_, E>) -> Result<Joined, Refused<E>> {
         let name = rendezvous::name_of(group);
         let (rendezvous, fd_keeper, register) = match rendezvous::find_or_begin(&name)? {
-            Found::Group(fds) => {
+            GroupSearch::Group(fds) => {
                 let Ok([rendezvous, keep, add, common]) = <[OwnedFd; 4]>::try_from(fds) else {
                     let source = io::Error::other("unexpected descriptors from the group");
                     return Err(system("receiving from the group")(source));
@@ -189,7 +189,7 @@ impl Member {
                     Register::of(common).map_err(system("opening its register (is /proc mounted?)"))?;
                 (Rendezvous::new(rendezvous).map_err(system("an eventfd"))?, FdKeeper { keep, add }, register)
             }
-            Found::New(rendezvous) => {
+            GroupSearch::New(rendezvous) => {
                 let register =
                     Register::create().map_err(system("memory for its register (is /proc mounted?)"))?;
                 let fd_keeper = FdKeeper::new().map_err(system("a pair of sockets"))?;

@@ -65,7 +65,7 @@ pub struct OrphanTable {
 }
 
 /// Recorded connections of ended processes, by the seed and unit of their manager.
-type Left = HashMap<(u64, Option<u8>), Vec<Handover>>;
+type Orphans = HashMap<(u64, Option<u8>), Vec<Handover>>;
 
 impl OrphanTable {
     /// Creates an empty table, and hands it to the launcher with this [name](OrphanListener::name).
@@ -151,7 +151,7 @@ impl OrphanListener {
         let mut result = Ok(());
         loop {
             let (stopped, connects) = self.wait(stop);
-            let mut orphans = Left::new();
+            let mut orphans = Orphans::new();
             let mut ended = false;
             self.programs.retain(|(socket, table)| {
                 let lives = is_open(socket);
@@ -226,8 +226,8 @@ impl HandedOver {
     }
 
     /// Reads the file instead of mapping it: its owner may have truncated it, or punched holes.
-    fn orphans(&self) -> Left {
-        let mut orphans = Left::new();
+    fn orphans(&self) -> Orphans {
+        let mut orphans = Orphans::new();
         let mut bytes = vec![0; READ * PLACE * WORD];
         for first in (0..PLACES).step_by(READ) {
             let Ok(length) = pread(&self.0, &mut bytes, (first * PLACE * WORD) as i64) else { break };
@@ -243,7 +243,7 @@ impl HandedOver {
 }
 
 /// Adds a complete record to `left`.
-fn add_record(left: &mut Left, place: &[u64; PLACE]) {
+fn add_record(left: &mut Orphans, place: &[u64; PLACE]) {
     let (state, seed) = (place[0], place[1]);
     let words = std::array::from_fn(|i| place[2 + i]);
     if state & WHOLE != 0
@@ -276,7 +276,7 @@ impl DeviceSlot {
 }
 
 /// Drops connections beyond `most`.
-fn bounded(mut left: Left, most: usize) -> Left {
+fn bounded(mut left: Orphans, most: usize) -> Orphans {
     let mut room = most;
     left.retain(|_, handovers| {
         handovers.truncate(room);
@@ -288,7 +288,7 @@ fn bounded(mut left: Left, most: usize) -> Left {
 
 /// Tells the peers of these connections that they have ended. Each manager gets an equal share of the remaining time. Peers not
 /// told in time find out by their timeouts.
-fn notify_peers(has_connections: Left, device: &Device) -> Result<(), DeviceError> {
+fn notify_peers(has_connections: Orphans, device: &Device) -> Result<(), DeviceError> {
     let end = Instant::now() + LIMIT;
     let managers = has_connections.len() as u32;
     for (((seed, unit), handovers), before) in has_connections.into_iter().zip(0..) {

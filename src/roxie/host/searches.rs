@@ -75,7 +75,7 @@ pub(super) enum Lookup<T> {
 
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End<W, M, T> {
+pub(super) enum SearchEnd<W, M, T> {
     /// The path is resolved, and these messages can be sent.
     Found(T, Vec<M>),
     /// The path is not resolved: end the kernel's resolution.
@@ -112,20 +112,26 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
     }
 
     /// Polls the searches that are due, and returns those that ended. The first poll of a path starts its resolution.
-    pub(super) fn poll<T>(&mut self, now: Instant, lookup: impl Fn(&W) -> Lookup<T>) -> Vec<End<W, M, T>> {
+    pub(super) fn poll<T>(
+        &mut self,
+        now: Instant,
+        lookup: impl Fn(&W) -> Lookup<T>,
+    ) -> Vec<SearchEnd<W, M, T>> {
         let mut ends = Vec::new();
         self.0.retain_mut(|search| {
             if search.next_poll > now {
                 return true;
             }
             match lookup(&search.path) {
-                Lookup::Found(found) => ends.push(End::Found(found, std::mem::take(&mut search.messages))),
+                Lookup::Found(found) => {
+                    ends.push(SearchEnd::Found(found, std::mem::take(&mut search.messages)))
+                }
                 Lookup::NotYet if now.duration_since(search.since) < PATIENCE => {
                     search.next_poll = now + search.pause;
                     search.pause = (2 * search.pause).min(LOOKS[1]);
                     return true;
                 }
-                Lookup::NotYet | Lookup::Never => ends.push(End::GivenUp(search.path)),
+                Lookup::NotYet | Lookup::Never => ends.push(SearchEnd::GivenUp(search.path)),
             }
             false
         });
@@ -167,7 +173,7 @@ mod tests {
             now += MS;
         }
         assert!(
-            matches!(&ended[..], [End::Found(path, messages)] if *path == honest && messages == &[honest])
+            matches!(&ended[..], [SearchEnd::Found(path, messages)] if *path == honest && messages == &[honest])
         );
     }
 
@@ -215,8 +221,8 @@ mod tests {
         for message in 0..10 {
             searches.add(now, 7, message);
         }
-        assert_eq!(searches.poll(now, |_| Lookup::Found(1)), [End::Found(1, vec![0, 1, 2, 3])]);
+        assert_eq!(searches.poll(now, |_| Lookup::Found(1)), [SearchEnd::Found(1, vec![0, 1, 2, 3])]);
         searches.add(now, 8, 0);
-        assert_eq!(searches.poll(now, |_| Lookup::<()>::Never), [End::GivenUp(8)]);
+        assert_eq!(searches.poll(now, |_| Lookup::<()>::Never), [SearchEnd::GivenUp(8)]);
     }
 }

@@ -13,11 +13,11 @@ pub struct Depth {
     now: u64,
     since: Nanos,
     peak: u64,
-    statistics: Option<Box<Kept>>,
+    statistics: Option<Box<DepthStatistics>>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Kept {
+struct DepthStatistics {
     /// Time in ns spent at each depth, by bucket. Grows on demand.
     times: Vec<u64>,
     /// Integral of depth over time in bytes times ns, and the total time.
@@ -63,7 +63,7 @@ impl Depth {
     }
 }
 
-impl Kept {
+impl DepthStatistics {
     fn record(&mut self, depth: u64, time: u64) {
         let bucket = bucket(depth);
         if self.times.len() <= bucket {

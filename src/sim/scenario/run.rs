@@ -12,7 +12,7 @@ use super::record::{ControlSample, RateSample, Record};
 use super::results::Results;
 use super::schedule::{FlowProgress, Schedule};
 use super::tables::Network;
-use super::traffic::{Flow, Stage, flows};
+use super::traffic::{Flow, TrafficStage, flows};
 use crate::Host;
 use crate::fabric::{Deadlock, Fabric, FlowStats, LinkRate, Shape, Step};
 use roxie_base::limits::Limits;
@@ -42,7 +42,7 @@ impl Simulation {
         let shape = scenario.shape()?;
         let config = scenario.fabric(&shape)?;
         let rates: Vec<LinkRate> = config.stations.iter().map(|station| station.link.rate).collect();
-        let stage = Stage { hosts: &shape.stations, rates: &rates, end: scenario.time.0 };
+        let stage = TrafficStage { hosts: &shape.stations, rates: &rates, end: scenario.time.0 };
         let terms = terms(scenario)?;
         scenario.output.capture.iter().try_for_each(|link| capture::ends(&shape, link).map(drop))?;
         let flows = flows(&scenario.traffic, &stage, scenario.seed)?;

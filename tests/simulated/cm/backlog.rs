@@ -1,6 +1,6 @@
 //! Places in a listener's backlog: how requests get, keep and lose one.
 
-use roxie::cm::{Config, Event, ListenOn, ResolveRequest, Route, State};
+use roxie::cm::{Config, ConnectionState, Event, ListenOn, ResolveRequest, Route};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
@@ -148,7 +148,7 @@ fn repeated_request_stays_in_the_backlog() {
     pair.settle();
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn taken_request_has_no_place_and_no_limit() {
     flood_from(&mut pair, 2, 2, SERVICE);
     let pending = pair.event(B).id();
     pass(&mut pair, 60_000);
-    assert_eq!((pair.state(B, taken), pair.state(B, pending)), (Some(State::ReqRcvd), None));
+    assert_eq!((pair.state(B, taken), pair.state(B, pending)), (Some(ConnectionState::ReqRcvd), None));
     pair.ends[B].accept(pair.now, taken, &acceptance()).unwrap();
     pair.agrees();
 }
@@ -209,7 +209,7 @@ fn server_bounds_half_open_connections() {
         pair.deliver(B);
         pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
         pair.deliver(A);
-        assert_eq!(pair.state(B, id), Some(State::Established));
+        assert_eq!(pair.state(B, id), Some(ConnectionState::Established));
         pair.events(B);
     }
     // Without confirmation, all others end.
@@ -243,7 +243,7 @@ fn each_connects_during_flood(different: u32) {
         pair.deliver(A);
         for id in requests(&pair.events(B)) {
             // Another request may have its place by now.
-            if pair.state(B, id) == Some(State::ReqRcvd) {
+            if pair.state(B, id) == Some(ConnectionState::ReqRcvd) {
                 accept(pair, id);
             }
         }
@@ -264,7 +264,8 @@ fn each_connects_during_flood(different: u32) {
         pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
         pair.deliver(A);
         let open = |pair: &Pair| {
-            let ids = pair.ends[B].ids().filter(|id| pair.state(B, *id) == Some(State::Established));
+            let ids =
+                pair.ends[B].ids().filter(|id| pair.state(B, *id) == Some(ConnectionState::Established));
             ids.count() as u32
         };
         assert_eq!(open(&pair), client + 1, "client {client} was evicted");

@@ -1,6 +1,6 @@
 //! Establishing a connection.
 
-use roxie::cm::{CmError, ConnectRequest, Event, ListenOn, Route, State};
+use roxie::cm::{CmError, ConnectRequest, ConnectionState, Event, ListenOn, Route};
 use roxie::verbs::{Access, AddressVector, AttrMask, Mtu, Psn, QpState, Qpn};
 use roxie::wire::Gid;
 use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Transport};
@@ -11,20 +11,20 @@ use super::pair::{A, B, Pair, SERVICE, acceptance, address, request};
 fn request_reply_and_rtu_make_a_connection() {
     let (mut pair, listener) = Pair::listening();
     let a = pair.connect();
-    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     assert_eq!(pair.deliver(A), [Kind::Req]);
     let event = pair.event(B);
     let Event::Request { id: b, listener: requested, route, request } = event else { panic!("{event:?}") };
-    assert_eq!((requested, pair.state(B, b)), (listener, Some(State::ReqRcvd)));
+    assert_eq!((requested, pair.state(B, b)), (listener, Some(ConnectionState::ReqRcvd)));
     assert_eq!((route.local, route.remote), (Gid::from(address(B)), Gid::from(address(A))));
     assert!(request.private_data.starts_with(b"please\0"));
 
     pair.ends[B].accept(pair.now, b, &acceptance()).unwrap();
-    assert_eq!(pair.state(B, b), Some(State::RepSent));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::RepSent));
     assert_eq!(pair.deliver(B), [Kind::Rep]);
     let event = pair.event(A);
     let Event::Reply { id, reply } = event else { panic!("{event:?}") };
-    assert_eq!((id, pair.state(A, a)), (a, Some(State::RepRcvd)));
+    assert_eq!((id, pair.state(A, a)), (a, Some(ConnectionState::RepRcvd)));
     assert!(reply.private_data.starts_with(b"gladly\0"));
 
     pair.ends[A].ready(a, PrivateData::new(Kind::Rtu, b"go").unwrap()).unwrap();
@@ -32,11 +32,17 @@ fn request_reply_and_rtu_make_a_connection() {
     let event = pair.event(B);
     let Event::Established { id, private_data } = event else { panic!("{event:?}") };
     assert!(id == b && private_data.starts_with(b"go\0"));
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::Established), Some(ConnectionState::Established))
+    );
     pair.no_events();
     pair.exhaust();
     // Without events, nothing is sent or forgotten.
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::Established), Some(ConnectionState::Established))
+    );
 }
 
 #[test]
@@ -146,7 +152,7 @@ fn data_before_the_rtu_establishes() {
     pair.deliver(A);
     assert_eq!(pair.ends[B].counters().received_again(Kind::Rtu), 1);
     assert!(pair.events(B).is_empty());
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
 }
 
 #[test]
@@ -182,7 +188,7 @@ fn calls_in_wrong_states_change_nothing() {
         pair.ends[A].delay(a, 20, PrivateData::EMPTY).unwrap_err(),
     ];
     for error in wrong {
-        assert!(matches!(error, CmError::State { state: State::Established, .. }), "{error}");
+        assert!(matches!(error, CmError::State { state: ConnectionState::Established, .. }), "{error}");
     }
     let unknown = CommId(a.0 ^ 1);
     assert!(matches!(
@@ -190,7 +196,10 @@ fn calls_in_wrong_states_change_nothing() {
         Err(CmError::Unknown { .. })
     ));
     assert_eq!(pair.lose(A).len() + pair.lose(B).len(), 0);
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::Established), Some(ConnectionState::Established))
+    );
 }
 
 #[test]

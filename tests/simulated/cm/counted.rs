@@ -1,6 +1,6 @@
 //! Counters of each kind of message, and the last event of an ID.
 
-use roxie::cm::{Event, HowDisconnected, Route, State, WhyUnreachable};
+use roxie::cm::{ConnectionState, Event, HowDisconnected, Route, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, CommId, Drep, Kind, Mra, PrivateData, Rej, Rep, Rtu, SidrRep};
 
@@ -79,7 +79,7 @@ fn messages_in_wrong_states_are_counted() {
         let kind = message.kind();
         pair.forge(to, 1, &message);
         assert_eq!(pair.ends[to].counters().out_of_state, count, "{kind:?}");
-        assert_eq!(pair.state(to, b), Some(State::ReqRcvd), "{kind:?}");
+        assert_eq!(pair.state(to, b), Some(ConnectionState::ReqRcvd), "{kind:?}");
     }
     pair.no_events();
     // Invalid messages for a SIDR request, too, which has a single answer.
@@ -95,7 +95,7 @@ fn messages_in_wrong_states_are_counted() {
         let kind = message.kind();
         pair.forge(A, 1, &message);
         assert_eq!(pair.ends[A].counters().out_of_state - before, count, "{kind:?}");
-        assert_eq!(pair.state(A, resolution), Some(State::SidrReqSent), "{kind:?}");
+        assert_eq!(pair.state(A, resolution), Some(ConnectionState::SidrReqSent), "{kind:?}");
     }
     pair.no_events();
 }

@@ -1,6 +1,6 @@
 //! Ending a connection.
 
-use roxie::cm::{CmError, Event, HowDisconnected, State};
+use roxie::cm::{CmError, ConnectionState, Event, HowDisconnected};
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, PrivateData, Rep};
 
@@ -31,7 +31,7 @@ fn either_end_can_disconnect() {
         assert_eq!(pair.deliver(agrees), [Kind::Drep]);
         assert_eq!(how(&pair.event(asks)), HowDisconnected::Agreed);
         for end in [A, B] {
-            assert_eq!(pair.state(end, ids[end]), Some(State::TimeWait));
+            assert_eq!(pair.state(end, ids[end]), Some(ConnectionState::TimeWait));
         }
         pair.assert_empty();
         for end in [A, B] {
@@ -91,7 +91,7 @@ fn id_is_kept_during_timewait() {
     let ended = pair.now;
     pair.events(A);
     let error = pair.ends[A].disconnect(ended, a, PrivateData::EMPTY).unwrap_err();
-    assert!(matches!(error, CmError::State { state: State::TimeWait, .. }));
+    assert!(matches!(error, CmError::State { state: ConnectionState::TimeWait, .. }));
     while pair.state(A, a).is_some() {
         pair.step(A);
     }
@@ -136,10 +136,10 @@ fn dreq_must_name_the_qp() {
     let (a, b) = pair.established();
     let dreq = Dreq { local_comm_id: a, remote_comm_id: b, remote_qpn: Qpn::new(0x23), ..Dreq::default() };
     pair.forge(B, 1, &CmMessage::Dreq(dreq.clone()));
-    assert_eq!((pair.state(B, b), pair.lose(B).len()), (Some(State::Established), 0));
+    assert_eq!((pair.state(B, b), pair.lose(B).len()), (Some(ConnectionState::Established), 0));
     pair.no_events();
     pair.forge(B, 1, &CmMessage::Dreq(Dreq { remote_qpn: Qpn::new(0x22), ..dreq }));
-    assert_eq!(pair.state(B, b), Some(State::DreqRcvd));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::DreqRcvd));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn silent_peer_exhausts_dreq_retries() {
             [Kind::Dreq] => requests += 1,
             _ => break,
         }
-        if pair.state(A, a) == Some(State::TimeWait) {
+        if pair.state(A, a) == Some(ConnectionState::TimeWait) {
             break;
         }
     }
@@ -297,6 +297,6 @@ fn unsolicited_answers_are_only_counted() {
         pair.forge(B, 4, &message);
     }
     assert_eq!(pair.ends[B].counters().out_of_state, 2);
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
     pair.no_events();
 }

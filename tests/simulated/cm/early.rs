@@ -1,6 +1,6 @@
 //! Requests that arrive before a listener exists.
 
-use roxie::cm::{Event, ListenOn, ResolveRequest, Route, State};
+use roxie::cm::{ConnectionState, Event, ListenOn, ResolveRequest, Route};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, Kind, PrivateData, Rej, RejReason, SidrStatus, Stage};
 
@@ -163,7 +163,7 @@ fn refused_request_is_repeated_for_a_while() {
                 ..Rej::default()
             };
             pair.forge(A, 1, &CmMessage::Rej(old));
-            assert_eq!(pair.state(A, id), Some(State::Established));
+            assert_eq!(pair.state(A, id), Some(ConnectionState::Established));
         } else {
             assert!(matches!(pair.event(A), Event::Rejected { .. }));
             assert!(pair.now < begun + Nanos::from_millis(60));

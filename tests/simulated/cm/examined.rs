@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use roxie::cm::{Arrival, Config, ListenOn, Route, State};
+use roxie::cm::{Arrival, Config, ConnectionState, ListenOn, Route};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
@@ -57,7 +57,7 @@ fn connect_from(pair: &mut Pair, host: u32, qp: u32) -> CommId {
     give_from(pair, host, &CmMessage::Rtu(Rtu { local_comm_id, remote_comm_id: id, private_data }));
     pair.lose(B);
     assert_eq!(pair.event(B).id(), id);
-    assert_eq!(pair.state(B, id), Some(State::Established));
+    assert_eq!(pair.state(B, id), Some(ConnectionState::Established));
     id
 }
 
@@ -73,7 +73,7 @@ fn advance(pair: &mut Pair, time: Nanos) {
 }
 
 fn established(pair: &Pair, ids: &[CommId]) -> usize {
-    ids.iter().filter(|id| pair.state(B, **id) == Some(State::Established)).count()
+    ids.iter().filter(|id| pair.state(B, **id) == Some(ConnectionState::Established)).count()
 }
 
 #[test]
@@ -89,7 +89,11 @@ fn requests_in_one_name_leave_examinations_to_others() {
     pair.connect();
     pair.deliver(A);
     advance(&mut pair, LONG);
-    assert_eq!(pair.state(B, restarted), Some(State::DreqSent), "the peer that has restarted has a place");
+    assert_eq!(
+        pair.state(B, restarted),
+        Some(ConnectionState::DreqSent),
+        "the peer that has restarted has a place"
+    );
     // It is that of the first one.
     assert_eq!(established(&pair, &named), named.len() - (MOST - 1));
     assert_eq!(established(&pair, &named[..1]), 1);

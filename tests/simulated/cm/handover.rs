@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use roxie::cm::{Event, Handover, HandoverStore, Manager, State};
+use roxie::cm::{ConnectionState, Event, Handover, HandoverStore, Manager};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CommId, Kind, PrivateData};
 
@@ -77,11 +77,13 @@ fn successor_ends_connections_of_any_state() {
         pair.exhaust();
         assert_eq!(pair.ends[end].connections(), 0, "{state:?}");
         let expected = match state {
-            State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd | State::MraRepRcvd => {
-                &[Kind::Rej][..]
-            }
-            State::Established | State::DreqSent => &[Kind::Dreq],
-            State::DreqRcvd => &[Kind::Drep],
+            ConnectionState::ReqSent
+            | ConnectionState::ReqRcvd
+            | ConnectionState::RepSent
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepRcvd => &[Kind::Rej][..],
+            ConnectionState::Established | ConnectionState::DreqSent => &[Kind::Dreq],
+            ConnectionState::DreqRcvd => &[Kind::Drep],
             _ => &[],
         };
         assert_eq!(sent, expected, "{state:?}");

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use roxie::cm::{
-    AcceptOptions, Arrival, Config, ConnectRequest, Event, ListenOn, Listener, LocalQp, Manager, Route,
-    State, Transmit,
+    AcceptOptions, Arrival, Config, ConnectRequest, ConnectionState, Event, ListenOn, Listener, LocalQp,
+    Manager, Route, Transmit,
 };
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
@@ -216,7 +216,7 @@ impl Pair {
         }
     }
 
-    pub fn state(&self, end: usize, id: CommId) -> Option<State> {
+    pub fn state(&self, end: usize, id: CommId) -> Option<ConnectionState> {
         self.ends[end].state(id)
     }
 

@@ -1,6 +1,6 @@
 //! Refused connections.
 
-use roxie::cm::{ConnectRequest, Event, State};
+use roxie::cm::{ConnectRequest, ConnectionState, Event};
 use roxie::wire::cm::{
     AprStatus, Ari, CmMessage, CommId, Kind, Lap, Path, PrivateData, Rej, RejReason, Req, Stage, Transport,
 };
@@ -134,7 +134,7 @@ fn reply_to_withdrawn_request_is_refused() {
     assert_eq!(pair.lose(A), [Kind::Rej]);
     pair.settle();
     assert_eq!(reason(&pair.event(B)), RejReason::TIMEOUT);
-    assert_eq!(pair.state(B, b), Some(State::TimeWait));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::TimeWait));
     pair.assert_empty();
     pair.no_events();
 }
@@ -199,7 +199,7 @@ fn refusal_from_another_host_is_ignored() {
     transmit.route.remote = address(A).into();
     pair.give(A, &transmit);
     assert_eq!(pair.ends[A].counters().not_from_peer, 1);
-    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     pair.no_events();
 }
 
@@ -210,7 +210,7 @@ fn refusal_ends_an_established_connection() {
     let rej = Rej { local_comm_id: b, remote_comm_id: a, reason: RejReason::TIMEOUT, ..Rej::default() };
     pair.forge(A, 9, &CmMessage::Rej(rej));
     assert!(matches!(pair.event(A), Event::Disconnected { id, .. } if id == a));
-    assert_eq!(pair.state(A, a), Some(State::TimeWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::TimeWait));
 }
 
 /// Only a request may be refused without the refusing end's ID, which other hosts do not know.
@@ -232,7 +232,7 @@ fn refusal_without_id_ends_no_connection() {
         forge(&mut pair, end, id);
         assert_eq!(
             (pair.state(end, id), pair.ends[end].counters().unknown_id),
-            (Some(State::Established), 3)
+            (Some(ConnectionState::Established), 3)
         );
     }
     pair.no_events();
@@ -241,7 +241,7 @@ fn refusal_without_id_ends_no_connection() {
     pair.settle();
     let half_open = pair.accept();
     forge(&mut pair, B, half_open);
-    assert_eq!(pair.state(B, half_open), Some(State::RepSent));
+    assert_eq!(pair.state(B, half_open), Some(ConnectionState::RepSent));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! SIDR: finding the datagram QP that serves a service ID.
 
-use roxie::cm::{CmError, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::cm::{
+    CmError, ConnectionState, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, WhyUnreachable,
+};
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{Kind, PrivateData, SidrStatus};
 use roxie::wire::service_id::RDMA_UDP_QKEY;
@@ -106,7 +108,7 @@ fn destroyed_request_is_refused() {
     pair.ends[A].resolve(pair.now, &question()).unwrap();
     pair.settle();
     let b = pair.event(B).id();
-    assert_eq!(pair.state(B, b), Some(State::SidrReqRcvd));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::SidrReqRcvd));
     assert!(matches!(pair.ends[B].parameters(b), Err(CmError::State { .. })));
     pair.ends[B].destroy(pair.now, b);
     pair.settle();

@@ -1,6 +1,6 @@
 //! Peers that have lost their state, and old copies of their messages.
 
-use roxie::cm::{Config, ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
+use roxie::cm::{Config, ConnectRequest, ConnectionState, Event, HowDisconnected, LocalQp, Manager};
 use roxie::time::Nanos;
 use roxie::verbs::{Psn, Qpn};
 use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, Rej, RejReason, Req};
@@ -107,7 +107,7 @@ fn old_request_copies_open_no_connection() {
     pair.ends[A].destroy(pair.now, a);
     pair.settle();
     pair.events(B);
-    assert_eq!(pair.state(B, b), Some(State::TimeWait));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::TimeWait));
     pair.give(B, &req);
     pair.no_events();
     assert_eq!((pair.ends[B].connections(), pair.lose(B).len()), (1, 0));
@@ -133,7 +133,7 @@ fn second_acceptance_is_refused() {
         matches!(&event, Event::Rejected { id, reject } if *id == second && reject.reason == RejReason::INVALID_COMM_ID),
         "{event:?}"
     );
-    assert_eq!((pair.state(A, a), pair.events(A).len()), (Some(State::RepRcvd), 0));
+    assert_eq!((pair.state(A, a), pair.events(A).len()), (Some(ConnectionState::RepRcvd), 0));
 }
 
 #[test]
@@ -146,7 +146,10 @@ fn messages_of_other_connections_are_ignored() {
     pair.forge(B, 1, &CmMessage::Dreq(dreq));
     let rej = Rej { local_comm_id: other, remote_comm_id: b, reason: RejReason::CONSUMER, ..Rej::default() };
     pair.forge(B, 1, &CmMessage::Rej(rej));
-    assert_eq!((pair.state(B, b), pair.ends[B].counters().unknown_id), (Some(State::Established), 2));
+    assert_eq!(
+        (pair.state(B, b), pair.ends[B].counters().unknown_id),
+        (Some(ConnectionState::Established), 2)
+    );
     pair.no_events();
 }
 
@@ -196,7 +199,7 @@ fn forged_request_leaves_idle_connection() {
     let (_, b) = pair.established();
     pair.receives[B] = Hears::Answers;
     assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
-    assert_eq!((pair.questions[B], pair.state(B, b)), (1, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (1, Some(ConnectionState::Established)));
     let counters = pair.ends[B].counters();
     assert_eq!((counters.names_connected_qp, counters.peers_alive), (1, 1));
     // The connection works as before.
@@ -211,7 +214,7 @@ fn busy_connection_is_kept_without_question() {
     let (_, b) = pair.established();
     pair.receives[B] = Hears::Data;
     assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
-    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(ConnectionState::Established)));
 }
 
 #[test]
@@ -233,7 +236,7 @@ fn late_manager_gives_the_peer_its_time() {
         pair.ends[B].handle_timeouts(pair.now + Nanos::from_millis(290));
         assert_eq!(pair.ends[B].poll_examination(), None, "step {step}");
     }
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
 }
 
 #[test]
@@ -255,7 +258,7 @@ fn late_answer_of_an_earlier_examination_ends_nothing() {
     pair.ends[B].handle_timeouts(pair.now);
     pair.forge(B, 2, &forged(0, SERVICE));
     pair.ends[B].examined(pair.now, &last, false);
-    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![], Some(State::Established)));
+    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![], Some(ConnectionState::Established)));
 }
 
 #[test]
@@ -267,7 +270,10 @@ fn packet_before_the_request_proves_nothing() {
     let first = pair.ends[B].poll_examination().expect("a question");
     pair.ends[B].examined(pair.now, &first, true);
     pair.wait_for(B);
-    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![Kind::Rej, Kind::Dreq], Some(State::DreqSent)));
+    assert_eq!(
+        (pair.lose(B), pair.state(B, b)),
+        (vec![Kind::Rej, Kind::Dreq], Some(ConnectionState::DreqSent))
+    );
 }
 
 #[test]
@@ -277,7 +283,7 @@ fn request_without_listener_ends_nothing() {
     pair.forge(B, 1, &forged(0, ServiceId::of_port(PortSpace::Tcp, 9)));
     assert_eq!(pair.lose(B), [Kind::Rej]);
     assert!(!pair.step(B), "nothing is examined");
-    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(ConnectionState::Established)));
 }
 
 #[test]
@@ -288,7 +294,7 @@ fn flood_causes_three_questions_a_second() {
     for number in 0..10_000 {
         assert_eq!(forge_and_wait(&mut pair, number, Nanos::from_millis(1)), []);
     }
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
     assert!((5..=30).contains(&pair.questions[B]), "{}", pair.questions[B]);
     forge_and_wait(&mut pair, 10_000, LONG + SHORT);
     assert_eq!(pair.ends[B].counters().names_connected_qp, 10_001);

@@ -1,6 +1,6 @@
 //! Missing hosts: ICMP errors, which of them are believed, and how soon silence ends a request.
 
-use roxie::cm::{Config, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::cm::{Config, ConnectionState, Event, ListenOn, ResolveRequest, Route, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CommId, Kind, PrivateData};
 use roxie::wire::{Gid, mad};
@@ -67,7 +67,7 @@ fn only_matching_icmp_quote_is_believed() {
     ] {
         let before = pair.ends[A].counters().unknown_id;
         pair.ends[A].handle_undelivered(pair.now, remote, quoted);
-        assert_eq!(pair.state(A, a), Some(State::ReqSent), "{what}");
+        assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent), "{what}");
         assert_eq!(pair.ends[A].counters().unknown_id, before + 1, "{what}");
     }
     // Bytes beyond the datagram's length are ignored.
@@ -78,11 +78,11 @@ fn only_matching_icmp_quote_is_believed() {
     pair.settle();
     assert!(matches!(pair.event(A), Event::Reply { .. }));
     pair.ends[A].handle_undelivered(pair.now, gid(B), &longer);
-    assert_eq!(pair.state(A, a), Some(State::RepRcvd));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepRcvd));
     assert!(!pair.ends[A].awaits_answer());
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(A, a), Some(State::Established));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::Established));
 }
 
 /// A host is asked again while its port is not open yet, as while it has no listener.
@@ -93,7 +93,7 @@ fn starting_host_is_asked_again() {
         let mut pair = Pair::with(Config { insistence, ..config(A) }, config(B));
         let (a, began) = (pair.connect(), pair.now);
         let mut copies = 0;
-        while pair.state(A, a) == Some(State::ReqSent) && !(opens && copies == 2) {
+        while pair.state(A, a) == Some(ConnectionState::ReqSent) && !(opens && copies == 2) {
             let sent = pair.outbox(A)[0].mad;
             assert_eq!(pair.lose(A), [Kind::Req]);
             copies += 1;
@@ -136,7 +136,7 @@ fn sidr_asks_a_starting_host_again() {
 fn copies(pair: &mut Pair) -> (usize, Nanos) {
     let (a, began) = (pair.connect(), pair.now);
     let mut sent = Vec::new();
-    while pair.state(A, a) == Some(State::ReqSent) {
+    while pair.state(A, a) == Some(ConnectionState::ReqSent) {
         sent.append(&mut pair.lose(A));
         pair.wait_for(A);
     }
@@ -190,9 +190,9 @@ fn host_that_sent_mra_is_known() {
     let b = pair.event(B).id();
     pair.ends[B].delay(b, 12, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
     let mut requests = 0;
-    while matches!(pair.state(A, a), Some(State::ReqSent | State::RepWait)) {
+    while matches!(pair.state(A, a), Some(ConnectionState::ReqSent | ConnectionState::RepWait)) {
         pair.wait_for(A);
         requests += pair.lose(A).iter().filter(|kind| **kind == Kind::Req).count();
     }

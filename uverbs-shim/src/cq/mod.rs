@@ -273,14 +273,14 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     loop {
         // SAFETY: the contract: objects that live.
         let waited = match unsafe { prepare_wait(channel, by_link) } {
-            Look::Taken => true,
-            Look::Again => {
+            EventWait::Taken => true,
+            EventWait::Again => {
                 by_link = false;
                 continue;
             }
-            Look::Failed(errno) => return minus_one(Err(errno)),
-            Look::Sleep(events) => take_count(events),
-            Look::Watch { events, link, timeout } => {
+            EventWait::Failed(errno) => return minus_one(Err(errno)),
+            EventWait::Sleep(events) => take_count(events),
+            EventWait::Watch { events, link, timeout } => {
                 let woken = wait_for_any(events, &link, timeout);
                 // SAFETY: the contract of this call: the channel lives until it returns.
                 unsafe { end_wait(channel, woken == WakeReason::ByBell) };
@@ -309,7 +309,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 }
 
 /// State of a channel's events, and how to wait for one. Holds nothing that needs a destructor.
-enum Look {
+enum EventWait {
     /// An event was taken.
     Taken,
     /// A completion has arrived; look again.
@@ -329,31 +329,31 @@ enum Look {
 ///
 /// # Safety
 /// The contract: an object.
-unsafe fn prepare_wait(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
+unsafe fn prepare_wait(channel: *mut ibv_comp_channel, by_link: bool) -> EventWait {
     // SAFETY: the caller promises a channel that lives for the call; its context does, as long as the channel is there.
     let (object, nic) =
         match unsafe { object_of(channel).and_then(|object| Ok((object, context((*channel).context)?))) } {
             Ok(both) => both,
-            Err(errno) => return Look::Failed(errno),
+            Err(errno) => return EventWait::Failed(errno),
         };
     // A pass makes system calls, so cancellation must be disabled.
     let _uncancelled = Uncancelled::new();
     let (channel, device) = (&object.channel, &nic.nic.device);
     if !by_link && take_count_now(channel.events()) {
-        return Look::Taken;
+        return EventWait::Taken;
     }
     if device.has_failed() {
-        return Look::Failed(libc::EIO);
+        return EventWait::Failed(libc::EIO);
     }
     if !by_link && channel.is_nonblocking() {
-        return Look::Failed(libc::EAGAIN);
+        return EventWait::Failed(libc::EAGAIN);
     }
     let events = channel.events().as_raw_fd();
     match channel.begin_wait(device) {
-        Wait::Taken => Look::Taken,
-        Wait::Look => Look::Again,
-        Wait::Sleep => Look::Sleep(events),
-        Wait::Watch { on, timeout } => Look::Watch { events, link: on, timeout },
+        Wait::Taken => EventWait::Taken,
+        Wait::Look => EventWait::Again,
+        Wait::Sleep => EventWait::Sleep(events),
+        Wait::Watch { on, timeout } => EventWait::Watch { events, link: on, timeout },
     }
 }
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use roxie::cm::{
-    AcceptOptions, CmError, ConnectRequest, ListenOn, Listener, LocalQp, ResolveAnswer, ResolveRequest,
-    Route, State as CmState,
+    AcceptOptions, CmError, ConnectRequest, ConnectionState, ListenOn, Listener, LocalQp, ResolveAnswer,
+    ResolveRequest, Route,
 };
 use roxie::wire::cm::{Ari, Kind, PrivateData, RejReason, SidrStatus};
 use roxie::wire::service_id::{CmaHeader, RDMA_UDP_QKEY, port_flow_label};
@@ -201,7 +201,7 @@ impl State {
     pub(super) fn established(&mut self, cm: &mut Cm<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
         let id = self.id_on_device(channel, handle)?;
         let Some(comm) = id.comm else { return Err(libc::EINVAL) };
-        if cm.manager.state(comm) == Some(CmState::Established) {
+        if cm.manager.state(comm) == Some(ConnectionState::Established) {
             return Err(libc::EISCONN);
         }
         cm.manager.established(comm).map_err(errno("rdma_notify"))

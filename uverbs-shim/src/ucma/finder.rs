@@ -17,14 +17,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Result of a job's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum JobStep {
     Done,
     /// Call the job again at this time.
     Again(Instant),
 }
 
 /// A job, called step by step.
-pub(super) type Job = Box<dyn FnMut() -> Step + Send>;
+pub(super) type Job = Box<dyn FnMut() -> JobStep + Send>;
 
 /// The threads, started and ended on demand.
 #[derive(Debug, Default)]
@@ -109,7 +109,7 @@ impl Shared {
                 drop(work);
                 let step = job();
                 work = self.work();
-                if let Step::Again(at) = step {
+                if let JobStep::Again(at) = step {
                     work.jobs.push((at, job));
                 }
                 continue;
@@ -139,7 +139,7 @@ mod tests {
     fn telling(done: Sender<i32>, number: i32) -> Job {
         Box::new(move || {
             done.send(number).unwrap();
-            Step::Done
+            JobStep::Done
         })
     }
 
@@ -156,10 +156,10 @@ mod tests {
             let job = move || {
                 let all = begun.fetch_add(i32::from(std::mem::take(&mut is_new)), Relaxed);
                 if all < JOBS {
-                    return Step::Again(Instant::now() + Duration::from_millis(1));
+                    return JobStep::Again(Instant::now() + Duration::from_millis(1));
                 }
                 done.send(number).unwrap();
-                Step::Done
+                JobStep::Done
             };
             finder.run(Box::new(job)).unwrap();
         }
@@ -175,7 +175,7 @@ mod tests {
         finder
             .run(Box::new(move || {
                 let _ = held.recv();
-                Step::Done
+                JobStep::Done
             }))
             .unwrap();
         let (done, receiver) = channel();

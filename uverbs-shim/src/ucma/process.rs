@@ -21,7 +21,7 @@ use roxie::time::Nanos;
 use roxie::verbs::LocalGid;
 use roxie::wire::Gid;
 
-use super::finder::{Finder, Step};
+use super::finder::{Finder, JobStep};
 use super::id::Stage;
 use super::incoming::GidLookup;
 use super::resolve::{Query, own_address};
@@ -334,14 +334,14 @@ impl Process {
     }
 
     /// Advances a search by one step, and reports its end to the identifier.
-    fn step(&self, search: &mut Search) -> Step {
+    fn step(&self, search: &mut Search) -> JobStep {
         let query = search.query;
         let device = &self.nic.device;
         let local = device.local_gid_of(search.local.into());
         let give_up = || device.give_up(local, query.destination.ip().into(), 0);
         if !self.state().awaits(&query) {
             give_up();
-            return Step::Done;
+            return JobStep::Done;
         }
         let result = match self.query_path(search) {
             Ok(true) => Ok(SocketAddr::new(search.local, query.source.port())),
@@ -351,7 +351,7 @@ impl Process {
                 if now < search.until {
                     let pause = search.pause;
                     search.pause = (2 * pause).min(LONGEST_PAUSE);
-                    return Step::Again((now + pause).min(search.until));
+                    return JobStep::Again((now + pause).min(search.until));
                 }
                 give_up();
                 report::info(
@@ -366,7 +366,7 @@ impl Process {
             }
         };
         self.state().end_resolution(&query, result);
-        Step::Done
+        JobStep::Done
     }
 
     /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not answered yet.
@@ -430,7 +430,7 @@ impl Process {
             if device.has_failed() || Interface::by_name(&self.interface()).is_err() {
                 self.state().lose_device();
             }
-            Step::Done
+            JobStep::Done
         };
         // Without memory for a thread, the change is not reported.
         let _ = self.finder.run(Box::new(check));

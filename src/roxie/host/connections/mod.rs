@@ -25,12 +25,12 @@ use super::device::Device;
 use super::error::DeviceError;
 use super::inbox::Inbox;
 use super::pd::ProtectionDomain;
-use super::searches::{End, Found, Lookup, Searches};
+use super::searches::{Found, Lookup, SearchEnd, Searches};
 use gsi::{Gsi, HEADER, ROOM, SENDS};
 use message_path::{MessagePath, find_path, return_path};
 use roxie_base::threads::spawn_unsignalled;
 use roxie_base::time::Nanos;
-use roxie_nic::cm::{Arrival, Event, ListenOn, Manager, Route, State, Transmit};
+use roxie_nic::cm::{Arrival, ConnectionState, Event, ListenOn, Manager, Route, Transmit};
 use roxie_nic::shared::Armed;
 use roxie_nic::verbs::{QpAttr, QpIndex, QpState, Qpn, SendWr, Wc, WcOpcode, WcStatus};
 use roxie_port::undelivered::Undelivered;
@@ -193,7 +193,7 @@ impl<C: Consumer> ConnectionService<C> {
     /// True if [`part`](ConnectionService::part) may have to notify a peer. Does not block.
     pub fn has_to_part(&self) -> bool {
         let Ok(core) = self.inner.core.try_lock() else { return true };
-        core.manager.ids().any(|id| core.manager.state(id) != Some(State::TimeWait))
+        core.manager.ids().any(|id| core.manager.state(id) != Some(ConnectionState::TimeWait))
     }
 
     /// Ends all connections before the process ends, as [`Manager::destroy`] does: peers are notified, the consumer is not. Waits
@@ -206,8 +206,11 @@ impl<C: Consumer> ConnectionService<C> {
                 manager.destroy(now, id);
             }
         });
-        let waits =
-            || self.with(|manager, _, _| manager.ids().any(|id| manager.state(id) == Some(State::DreqSent)));
+        let waits = || {
+            self.with(|manager, _, _| {
+                manager.ids().any(|id| manager.state(id) == Some(ConnectionState::DreqSent))
+            })
+        };
         while waits() {
             if Instant::now() >= until {
                 return false;
@@ -456,8 +459,8 @@ impl<C: Consumer> Inner<C> {
             }
             for end in searches.poll(Instant::now(), |path| find_path(&self.device, domain, path)) {
                 match end {
-                    End::Found((path, handle), messages) => self.path_resolved(path, handle, messages),
-                    End::GivenUp(path) => path.give_up(&self.device),
+                    SearchEnd::Found((path, handle), messages) => self.path_resolved(path, handle, messages),
+                    SearchEnd::GivenUp(path) => path.give_up(&self.device),
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::super::qp::QueuePair;
-use super::connection::{Connection, Line, ah_options};
+use super::connection::{Connection, ConnectionLine, ah_options};
 use super::dispatcher::Events;
 use super::listener::{ConnectionRequest, PortListener, confirmed};
 use super::{DialError, DialOptions};
@@ -45,7 +45,7 @@ enum HalfOpen<T> {
     /// The path back to the peer is being resolved.
     Requested(ConnectionRequest),
     Offered {
-        line: Line,
+        line: ConnectionLine,
         peer: SocketAddr,
         qp: QueuePair,
         state: T,

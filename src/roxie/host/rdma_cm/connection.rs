@@ -25,7 +25,7 @@ pub struct ConnectionEnded;
 /// A connection. Dropping it ends the connection and notifies the peer.
 #[derive(Debug)]
 pub struct Connection {
-    line: Line,
+    line: ConnectionLine,
     qp: QueuePair,
     peer: SocketAddr,
     private_data: PrivateData,
@@ -34,13 +34,13 @@ pub struct Connection {
 
 /// A connection's ID and its events.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ConnectionLine {
     pub(super) shared: Arc<Shared>,
     pub(super) id: CommId,
     pub(super) events: Events,
 }
 
-impl Drop for Line {
+impl Drop for ConnectionLine {
     fn drop(&mut self) {
         self.shared.with(|manager, dispatcher, now| {
             manager.destroy(now, self.id);
@@ -49,7 +49,7 @@ impl Drop for Line {
     }
 }
 
-impl Line {
+impl ConnectionLine {
     /// Returns the next event. `None`: none came in time, or no more will come.
     pub(super) fn next_event(&self, timeout: Duration) -> Option<Event> {
         self.events.wait(&self.shared.device, timeout)
@@ -128,18 +128,18 @@ fn request(
     local: LocalGid,
     to: SocketAddr,
     options: &DialOptions,
-) -> Result<Line, DialError> {
+) -> Result<ConnectionLine, DialError> {
     let request = shared.request(local_qp(qp), local, to, options)?;
     let (id, events) = shared.with(|manager, dispatcher, now| {
         let id = manager.connect(now, &request)?;
         Ok::<_, DialError>((id, dispatcher.follow(id)))
     })?;
-    Ok(Line { shared: Arc::clone(shared), id, events })
+    Ok(ConnectionLine { shared: Arc::clone(shared), id, events })
 }
 
 /// Completes a connection after the first event that follows its REQ.
 fn established(
-    line: Line,
+    line: ConnectionLine,
     qp: QueuePair,
     peer: SocketAddr,
     event: Option<Event>,
@@ -169,7 +169,12 @@ pub(super) fn failure(peer: SocketAddr, event: Option<Event>) -> DialError {
 }
 
 impl Connection {
-    pub(super) fn new(line: Line, qp: QueuePair, peer: SocketAddr, private_data: PrivateData) -> Connection {
+    pub(super) fn new(
+        line: ConnectionLine,
+        qp: QueuePair,
+        peer: SocketAddr,
+        private_data: PrivateData,
+    ) -> Connection {
         Connection { line, qp, peer, private_data, has_ended: AtomicBool::new(false) }
     }
 

@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Select, Sender, bounded};
 use super::super::connections::Consumer;
 use super::super::device::Device;
 use roxie_base::time::Nanos;
-use roxie_nic::cm::{Event, Listener, Manager, ResolveAnswer, State};
+use roxie_nic::cm::{ConnectionState, Event, Listener, Manager, ResolveAnswer};
 use roxie_wire::cm::{CommId, SidrStatus};
 
 /// Capacity of a connection's event queue: a connection has four events at most, from its answer or confirmation to the end of its time wait.
@@ -147,7 +147,7 @@ impl Requests {
 
 /// True if a request waits for its answer.
 pub(super) fn is_pending(manager: &Manager, id: CommId) -> bool {
-    matches!(manager.state(id), Some(State::ReqRcvd | State::MraReqSent))
+    matches!(manager.state(id), Some(ConnectionState::ReqRcvd | ConnectionState::MraReqSent))
 }
 
 /// Distributes events.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::adapter::DeviceSlot;
 use super::super::qp::QueuePair;
-use super::connection::{Connection, Line, failure, set_up};
+use super::connection::{Connection, ConnectionLine, failure, set_up};
 use super::dispatcher::{Events, is_pending};
 use super::{DialError, DialOptions, Shared, local_qp};
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
@@ -138,7 +138,7 @@ impl PortListener {
             manager.take(id);
             is_pending(manager, id).then(|| dispatcher.follow(id))
         })?;
-        let line = Line { shared: Arc::clone(&self.shared), id, events };
+        let line = ConnectionLine { shared: Arc::clone(&self.shared), id, events };
         let header = CmaHeader::read(&request.private_data);
         let (ip, port) = header.map_or((route.remote.to_ip(), 0), |h| (h.source, h.source_port));
         Some(ConnectionRequest { line, request, route, peer: SocketAddr::new(ip, port) })
@@ -148,7 +148,7 @@ impl PortListener {
 /// A pending connection request. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    pub(super) line: Line,
+    pub(super) line: ConnectionLine,
     request: Box<Req>,
     /// Path to the peer.
     pub(super) route: Route,
@@ -243,7 +243,7 @@ impl ConnectionRequest {
 
 /// Returns the connection of an answered request, after the event that followed the answer.
 pub(super) fn confirmed(
-    line: Line,
+    line: ConnectionLine,
     qp: QueuePair,
     peer: SocketAddr,
     event: Option<Event>,
@@ -254,7 +254,7 @@ pub(super) fn confirmed(
     }
 }
 
-fn refuse_mtu(line: &Line, largest: Mtu) -> Result<(), DialError> {
+fn refuse_mtu(line: &ConnectionLine, largest: Mtu) -> Result<(), DialError> {
     let ari = Ari::new(&[largest as u8]);
     line.shared.with(|manager, _, now| {
         manager.reject(now, line.id, RejReason::INVALID_MTU, ari, PrivateData::EMPTY)
