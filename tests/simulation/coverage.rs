@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use roxie::transport::coverage::{
-    Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
+    Arrival, Coverage, EventEffect, Place, Receipt, ReceiveResult, Source, Timer, TimerCause, TimerTransition,
 };
 use roxie::verbs::QpState;
 use roxie::wire::{Opcode, Operation, Service};
@@ -49,7 +49,7 @@ fn receipts() -> Vec<Receipt> {
     let mut all = Vec::new();
     for service in SERVICES {
         for source in Source::ALL {
-            all.extend(Found::ALL.map(|found| Receipt { service, source, result: found }));
+            all.extend(ReceiveResult::ALL.map(|found| Receipt { service, source, result: found }));
         }
     }
     all
@@ -61,7 +61,7 @@ fn cannot_find(receipt: Receipt) -> Option<&'static str> {
         (Service::Xrc, Source::Named, _) => None,
         (Service::Xrc, ..) => Some("each request of XRC names its queue"),
         (_, Source::Named, _) => Some("only requests of XRC name a queue"),
-        (_, _, Found::NoQueue) => Some("a queue that a QP was made for stays as long as the QP"),
+        (_, _, ReceiveResult::NoQueue) => Some("a queue that a QP was made for stays as long as the QP"),
         _ => None,
     }
 }
@@ -198,10 +198,10 @@ fn describe_receipt(receipt: Receipt) -> String {
         Source::Named => "the shared queue that it names",
     };
     let counts = match receipt.result {
-        Found::Receive => "a receive",
-        Found::Nothing => "no receive",
-        Found::NoQueue => "no such queue",
-        Found::Unfit => "a receive that cannot hold it",
+        ReceiveResult::Receive => "a receive",
+        ReceiveResult::Nothing => "no receive",
+        ReceiveResult::NoQueue => "no such queue",
+        ReceiveResult::Unfit => "a receive that cannot hold it",
     };
     let service = format!("{:?}", receipt.service).to_uppercase();
     format!("a message of {service} looks in {source}: {counts}")

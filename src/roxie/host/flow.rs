@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::device::Device;
 use super::error::DeviceError;
 use super::error::{no_memory, unexpected};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use roxie_base::flow::RxHash;
 use roxie_nic::nic::{Answer, Command};
@@ -43,7 +43,7 @@ impl Device {
         let rss = Rss { hash, table: table.iter().map(|qp| qp.index()).collect() };
         match self.execute(Command::CreateRssQp(pd.id(), Box::new(rss)))? {
             Answer::Qp(handle) => {
-                let mut uses: Kept = vec![Arc::clone(&pd.inner) as _];
+                let mut uses: KeptObjects = vec![Arc::clone(&pd.inner) as _];
                 uses.extend(table.iter().map(|qp| Arc::clone(qp) as _));
                 Ok(QueuePair::new(self, handle, QpType::RawPacket, nothing, None, uses))
             }

@@ -8,7 +8,7 @@ use roxie_nic::nic::{Answer, Command};
 use roxie_nic::verbs::PdId;
 
 /// Objects kept alive by another.
-pub(super) type Kept = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
+pub(super) type KeptObjects = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
 
 #[derive(Debug)]
 pub(super) struct PdInner {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::ah_options::AhOptions;
 use super::device::Device;
 use super::error::{DeviceError, unexpected};
-use super::pd::Kept;
+use super::pd::KeptObjects;
 use super::selective_repeat::SelectiveRepeat;
 use roxie_base::random::unguessable;
 use roxie_base::threads::lock;
@@ -97,7 +97,7 @@ pub struct QueuePair {
     /// The state last set here. The device may have moved the QP to ERR since.
     state: AtomicU32,
     posts: AtomicU32,
-    _uses: Kept,
+    _uses: KeptObjects,
 }
 
 impl Drop for QueuePair {
@@ -114,7 +114,7 @@ impl QueuePair {
         qp_type: QpType,
         sends: SendRing,
         receives: Option<RecvRing>,
-        uses: Kept,
+        uses: KeptObjects,
     ) -> QueuePair {
         device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner).insert(handle.qpn, handle.index);
         QueuePair {

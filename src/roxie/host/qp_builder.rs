@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cq::CompletionQueue;
 use super::error::{DeviceError, unexpected};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use super::srq::SharedReceiveQueue;
 use roxie_nic::nic::{Answer, ControlError, MemoryCommand, ReceiveSource};
@@ -30,14 +30,14 @@ pub struct QpBuilder<'a> {
     recv_cq: &'a CompletionQueue,
     srq: Option<&'a SharedReceiveQueue>,
     init: QpInit,
-    keeps_alive: Kept,
+    keeps_alive: KeptObjects,
 }
 
 impl ProtectionDomain {
     /// Starts to make a queue pair whose completions go to `cq`.
     pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QpBuilder<'a> {
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
-        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, keeps_alive: Kept::new() }
+        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, keeps_alive: KeptObjects::new() }
     }
 }
 
@@ -95,7 +95,7 @@ impl<'a> QpBuilder<'a> {
         if let Some((what, value, limit)) = caps.beyond_limit() {
             return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
         }
-        let mut uses: Kept =
+        let mut uses: KeptObjects =
             vec![Arc::clone(&self.pd.inner) as _, self.send_cq.keep_alive(), self.recv_cq.keep_alive()];
         uses.extend(self.keeps_alive);
         let source = match self.srq {

@@ -9,7 +9,7 @@ use super::cq::CompletionQueue;
 use super::device::Device;
 use super::error::DeviceError;
 use super::error::{no_memory, unexpected, within};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use roxie_base::limits::{MAX_SGE, MAX_WR};
 use roxie_base::threads::lock;
@@ -23,7 +23,7 @@ struct SrqInner {
     index: SrqIndex,
     number: Srqn,
     ring: Mutex<RecvRing>,
-    _uses: Kept,
+    _uses: KeptObjects,
 }
 
 impl Drop for SrqInner {
@@ -116,7 +116,7 @@ impl ProtectionDomain {
     /// # Errors
     /// If a size is beyond the device's limits, or it has no room for another SRQ.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, DeviceError> {
-        self.make_srq(max_wr, max_sge, SrqKind::Basic, Kept::new())
+        self.make_srq(max_wr, max_sge, SrqKind::Basic, KeptObjects::new())
     }
 
     /// Makes a shared receive queue for XRC: completions of its receives go to `cq`, and requests access memory of this protection
@@ -140,7 +140,7 @@ impl ProtectionDomain {
         max_wr: u32,
         max_sge: u32,
         kind: SrqKind,
-        mut uses: Kept,
+        mut uses: KeptObjects,
     ) -> Result<SharedReceiveQueue, DeviceError> {
         within("max_wr", max_wr, MAX_WR)?;
         within("max_sge", max_sge, MAX_SGE as u32)?;

@@ -9,7 +9,7 @@ use roxie::wire::cm::{CommId, Kind, Rep, Req, SidrRep, SidrReq, SidrStatus};
 use roxie::wire::service_id::CmaHeader;
 
 use super::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, Waiting, padded};
-use super::id::{Made, Path, Stage, answering_qp_type};
+use super::id::{IdState, Made, Path, answering_qp_type};
 use super::state::{Cm, State};
 use crate::abi::ibv_qp_type;
 use crate::base::report;
@@ -118,8 +118,8 @@ impl State {
     /// Reports the end of a connection once, whichever end caused it.
     fn handle_disconnect(&mut self, handle: u32, status: i32) {
         let Some(id) = self.ids.get_mut(handle) else { return };
-        if id.stage == Stage::Connect {
-            id.stage = Stage::Disconnect;
+        if id.stage == IdState::Connect {
+            id.stage = IdState::Disconnect;
             self.queue_event(handle, EventType::Disconnected, status, Facts::None);
         }
     }
@@ -245,7 +245,8 @@ impl State {
         if let Some(id) = self.ids.get_mut(child) {
             id.source = Some(SocketAddr::new(asked.route.local.to_ip(), port));
             id.destination = Some(SocketAddr::new(asked.header.source, asked.header.source_port));
-            (id.stage, id.on_device, id.comm, id.path) = (Stage::Connect, true, Some(asked.comm), asked.path);
+            (id.stage, id.on_device, id.comm, id.path) =
+                (IdState::Connect, true, Some(asked.comm), asked.path);
         }
         self.by_comm.insert(asked.comm, child);
         let event =

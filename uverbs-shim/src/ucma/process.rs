@@ -22,7 +22,7 @@ use roxie::verbs::LocalGid;
 use roxie::wire::Gid;
 
 use super::finder::{Finder, JobStep};
-use super::id::Stage;
+use super::id::IdState;
 use super::incoming::GidLookup;
 use super::resolve::{Query, own_address};
 use super::state::{AddressOwner, Cm, Rules, State};
@@ -277,7 +277,7 @@ impl Process {
 
     /// Listens. An unbound identifier is bound to all IPv4 addresses.
     pub(super) fn listen(&'static self, channel: u64, handle: u32, backlog: u32) -> Result<(), Errno> {
-        if self.state().id(channel, handle)?.stage == Stage::Idle {
+        if self.state().id(channel, handle)?.stage == IdState::Idle {
             self.bind_for_use(channel, handle, State::wildcard(true))?;
         }
         self.connected("rdma_listen", |state, cm| state.listen(cm, channel, handle, backlog))
@@ -298,7 +298,7 @@ impl Process {
         if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
             return Err(libc::EINVAL);
         }
-        if self.state().id(channel, handle)?.stage == Stage::Idle {
+        if self.state().id(channel, handle)?.stage == IdState::Idle {
             self.bind(channel, handle, source.unwrap_or_else(|| State::wildcard(destination.is_ipv4())))?;
         }
         let itself = self.itself(destination);

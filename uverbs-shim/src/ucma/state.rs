@@ -15,7 +15,7 @@ use roxie::wire::cm::CommId;
 
 use super::descriptors::Descriptors;
 use super::event::{Channel, Event, EventType, Facts, Waiting};
-use super::id::{Id, Made, Stage};
+use super::id::{Id, IdState, Made};
 use super::ports::{Owner, Ports, Space};
 use super::sockaddr::any;
 use super::table::Table;
@@ -225,7 +225,7 @@ impl State {
         rules: &Rules,
     ) -> Result<(), Errno> {
         let id = self.id(channel, handle)?;
-        if id.stage != Stage::Idle {
+        if id.stage != IdState::Idle {
             return Err(libc::EINVAL);
         }
         // As in the kernel, a loopback address that is not a device's stands for all addresses (`cma_any_addr`): it reserves the port, and
@@ -252,7 +252,7 @@ impl State {
         let id = self.id(channel, handle)?;
         id.source = Some(SocketAddr::new(address.ip(), port)).map(|with_port| same_scope(with_port, address));
         id.options.one_family = Some(one_family);
-        (id.has_port, id.on_device, id.stage) = (true, specific, Stage::Bound);
+        (id.has_port, id.on_device, id.stage) = (true, specific, IdState::Bound);
         Ok(())
     }
 
@@ -350,7 +350,7 @@ impl State {
             self.ids.iter().filter(|(_, id)| id.on_device).map(|(handle, _)| handle).collect();
         for handle in concerned {
             if let Some(id) = self.ids.get_mut(handle) {
-                (id.stage, id.on_device) = (Stage::Removed, false);
+                (id.stage, id.on_device) = (IdState::Removed, false);
             }
             self.queue_event(handle, EventType::DeviceRemoval, 0, Facts::None);
         }

@@ -23,7 +23,7 @@ use roxie_base::threads::lock;
 use roxie_nic::nic::Command;
 use roxie_nic::shared::Region;
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::remote_memory::pages::{Pages, State};
+use roxie_nic::shared::remote_memory::pages::{PageState, Pages};
 
 /// Another process that lends its memory, and may end at any moment.
 struct Other {
@@ -220,7 +220,8 @@ impl Attacker {
     }
 
     fn change_pages(&mut self) {
-        const STATES: [State; 4] = [State::Writable, State::Readable, State::Protected, State::BehindTheEnd];
+        const STATES: [PageState; 4] =
+            [PageState::Writable, PageState::Readable, PageState::Protected, PageState::BehindTheEnd];
         let state = STATES[self.below(STATES.len())];
         self.pages.turn_into(state);
         self.tally.note(["pages writable", "readable", "protected", "behind the end"][state as usize], true);

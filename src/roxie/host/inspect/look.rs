@@ -84,7 +84,7 @@ pub fn snapshots() -> io::Result<Look> {
     queried
         .into_iter()
         .for_each(|queried| result.add(&queried, answer(queried.reader.as_fd(), until, LONGEST)));
-    let mut allowance = Left { bytes: LONGEST_OF_OTHERS, entries: ENTRIES_OF_OTHERS };
+    let mut allowance = Allowance { bytes: LONGEST_OF_OTHERS, entries: ENTRIES_OF_OTHERS };
     for queried in others {
         let answered = answer(queried.reader.as_fd(), until, allowance.bytes.min(LONGEST_OF_OTHER));
         result.add(&queried, answered.and_then(|answered| allowance.take(answered)));
@@ -94,12 +94,12 @@ pub fn snapshots() -> io::Result<Look> {
 }
 
 /// What the answers of other users may still have.
-struct Left {
+struct Allowance {
     bytes: u64,
     entries: usize,
 }
 
-impl Left {
+impl Allowance {
     /// Counts an answer, or refuses it.
     fn take(&mut self, answered: Option<(Snapshot, u64)>) -> io::Result<Option<(Snapshot, u64)>> {
         let Some((snapshot, length)) = &answered else { return Ok(None) };
@@ -269,7 +269,7 @@ mod tests {
             let qps = vec![QpEntry::default(); count];
             Some((Snapshot { qps, ..Snapshot::default() }, 1000))
         };
-        let mut allowance = Left { bytes: 1500, entries: 10 };
+        let mut allowance = Allowance { bytes: 1500, entries: 10 };
         assert!(allowance.take(of(7)).is_ok_and(|taken| taken.is_some()));
         assert!(allowance.take(of(4)).is_err(), "4 of 3");
         assert_eq!((allowance.bytes, allowance.entries), (0, 3));

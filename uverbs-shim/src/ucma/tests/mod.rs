@@ -10,7 +10,7 @@ use roxie::wire::cm::RejReason;
 use roxie::wire::{Gid, Qpn};
 
 use super::event::{ConnectionFacts, Event, EventType, Facts};
-use super::id::{Made, Stage};
+use super::id::{IdState, Made};
 use super::incoming::GidLookup;
 use super::ports::Space;
 use super::state::{AddressOwner, Cm, Rules, State};
@@ -422,7 +422,7 @@ fn calls_in_the_wrong_order_are_invalid() {
     side.state.end_resolution(&query, Err(libc::ENODEV));
     let event = side.next();
     assert_eq!((event.what, event.status), (EventType::AddressError, -libc::ENODEV));
-    assert_eq!(side.state.id(side.file, id).unwrap().stage, Stage::Bound, "it may try again");
+    assert_eq!(side.state.id(side.file, id).unwrap().stage, IdState::Bound, "it may try again");
     side.state.end_resolution(&query, Ok(to));
     assert_eq!(side.maybe_next(), None, "an answer that nobody waits for");
 }
