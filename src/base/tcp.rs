@@ -1,7 +1,7 @@
 //! TCP servers of small requests, for clients that may be slow, silent or many.
 //!
 //! Each connection has a thread of its own, so no client waits for another. A request and a reply have a deadline each, for all of their bytes
-//! together ([`Timed`]). Connections are bounded, and those of each network as well: a new one takes the place of the oldest.
+//! together ([`Timed`]). Connections are bounded, in all and for each network: a new one takes the place of the oldest.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -145,7 +145,7 @@ impl Open {
     }
 }
 
-/// Accepts connections until `stop` is set, or for ever without one, and calls `handle` for each on a thread of its own.
+/// Accepts connections until `stop` is set, or forever without one, and calls `handle` for each on a thread of its own.
 pub fn serve(
     listener: &TcpListener,
     limits: &Limits,

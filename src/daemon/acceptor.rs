@@ -4,7 +4,7 @@
 //! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
 //! more.
 //!
-//! This thread neither receives nor closes descriptors of a connection, because either may block for ever
+//! This thread neither receives nor closes descriptors of a connection, because either may block forever
 //! ([`listen`](roxie_base::descriptors::listen)).
 
 use std::collections::BTreeMap;

@@ -44,7 +44,7 @@ const KINDS: usize = Resource::ALL.len();
 /// Maximum number of one user's QPs in one multicast group: three quarters of a group's capacity.
 const IN_ONE_GROUP: u64 = 42;
 /// Clients get at most half of the mappings, descriptors and memory that the system gives the NIC. The other half is the NIC's own
-/// (sockets, stacks, heaps), and that of other programs.
+/// (sockets, stacks, heaps), and the memory of other programs.
 const SHARE: u64 = 2;
 /// A user's processes get a quarter of the memory, and a process an eighth.
 const USER_SHARE: u64 = 4;

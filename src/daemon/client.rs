@@ -414,7 +414,7 @@ impl Client {
         result.map_err(|Denied { errno, why }| ControlError::Refused { errno, why })
     }
 
-    /// Opens an XRC domain. Its file is that of the descriptor that came along; what the client says of the file does not count.
+    /// Opens an XRC domain. Its file is the file of the descriptor that came along; what the client says of the file does not count.
     fn open_xrcd(
         &self,
         registry: &Registry,

@@ -57,7 +57,7 @@ pub(super) enum PassedFd {
 }
 
 impl PassedFd {
-    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block for ever, because a file
+    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block forever, because a file
     /// system in userspace need not answer. Only the client's own thread may call this, and it must hold no lock.
     pub(super) fn of(request: &Request, fds: Vec<OwnedFd>) -> Result<PassedFd, ControlError> {
         let mut fds = fds.into_iter();

@@ -19,7 +19,7 @@ pub(super) struct Owned {
     gsi: Option<QpIndex>,
     /// QPs in multicast groups, each with what it costs the process and its user.
     members: HashMap<(QpIndex, Gid), [Charge; 2]>,
-    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take for ever to close, and others wait
+    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take forever to close, and others wait
     /// for this book.
     unneeded: Vec<OwnedFd>,
 }

@@ -33,7 +33,7 @@ pub struct Config {
     pub quota: Quota,
     /// The bounds of all processes of a user together.
     pub user_quota: Quota,
-    /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may have
+    /// Maximum number of processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may have
     /// all places, and the last 16 are for them.
     pub user_processes: u32,
 }

@@ -13,7 +13,7 @@
 //! resumes the QPs         <---------
 //! ```
 //!
-//! A half waits for a few microseconds for its batches, as long as those of the client come back that soon. Its QPs are then not parked.
+//! A half waits for a few microseconds for its batches, as long as the client's batches come back that soon. Its QPs are then not parked.
 //! Memory without such a thread is copied in the pass.
 
 use std::sync::Arc;

@@ -102,7 +102,7 @@ pub enum Drive {
     Thread {
         /// The core that the thread is pinned to; `None`: the scheduler decides.
         core: Option<usize>,
-        /// How long the thread spins before it sleeps; `Nanos::MAX`: for ever.
+        /// How long the thread spins before it sleeps; `Nanos::MAX`: forever.
         spin: Nanos,
     },
 }
@@ -134,7 +134,7 @@ impl Engine {
     /// made for as many QPs as the NIC has.
     ///
     /// # Errors
-    /// As those of [`Engine::start`].
+    /// The errors of [`Engine::start`].
     pub fn start_on(
         config: NicConfig,
         port: Box<dyn Port>,
@@ -161,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before that of the last step. A dead engine does nothing.
+    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before the time of the last step. A dead engine does nothing.
     pub fn step(&self, now: Nanos) -> Progress {
         if let Some(at) = &self.stepped_at {
             at.store(now.0, Relaxed);
@@ -370,7 +370,7 @@ impl Engine {
     /// Executes a command and blocks until its answer.
     ///
     /// # Errors
-    /// As those of the command; [`ControlError::DeviceFatal`] if the engine is dead.
+    /// The errors of the command; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
         self.submit(Request::Command { command: command.into().prepare()?, answer })?;

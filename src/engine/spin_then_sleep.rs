@@ -19,7 +19,7 @@ use roxie_nic::nic::Published;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Expected {
-    /// The first completion after a post: often that of the posted request.
+    /// The first completion after a post: often the completion of the posted request.
     First = 1,
     /// The completion after that: often the reply.
     Next = 2,

@@ -477,7 +477,7 @@ impl Worker {
         self.link_error.take().map(io::Error::other)
     }
 
-    /// Counters of the NIC, then those of the port.
+    /// Counters of the NIC, then of the port.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all: Vec<_> = self.nic.counters().iter().collect();
         self.nic.pause_counters(&mut all);

@@ -40,7 +40,7 @@ impl Workers {
     ///
     /// # Errors
     /// If the system is out of memory, descriptors or threads. If there is no port or there are more than [`MAX_WORKERS`], or if calls
-    /// of the application are to run several workers beside threads ([`Drive::Caller`]).
+    /// of the application are to run several workers next to threads ([`Drive::Caller`]).
     pub fn start(
         config: NicConfig,
         ports: Vec<Box<dyn Port>>,
@@ -94,7 +94,7 @@ impl Workers {
     /// QP, datagrams to groups and MAC control frames; else one of the ports gets them.
     ///
     /// # Errors
-    /// As those of [`Engine::set_port`].
+    /// The errors of [`Engine::set_port`].
     pub fn set_ports(
         &self,
         ports: impl IntoIterator<Item = Box<dyn Port>>,
@@ -135,7 +135,7 @@ impl Workers {
     /// Executes a command at the workers that it concerns, and blocks until its answer.
     ///
     /// # Errors
-    /// As those of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
+    /// The errors of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
     /// have the object.
     pub fn call_worker(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let command = command.into();

@@ -101,7 +101,7 @@ fn build(flow: &FlowSpec, bth: &Bth, ext: &Ext, payload: &[u8], split: usize) ->
     bytes
 }
 
-/// Failed cases are kept beside this file, and run first.
+/// Failed cases are kept next to this file, and run first.
 fn regressions_in_this_folder() -> ProptestConfig {
     let persistence = FileFailurePersistence::WithSource("regressions");
     ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }

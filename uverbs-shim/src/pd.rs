@@ -172,7 +172,7 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|_| {
-        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in those of all releases.
+        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in the attributes of all releases.
         if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
             return Err(libc::EINVAL);
         }

@@ -78,7 +78,7 @@ pub fn send_with(
 /// Receives descriptors with one byte; `None` if the peer has closed the socket.
 ///
 /// # Errors
-/// As those of [`receive_with`].
+/// The errors of [`receive_with`].
 pub fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
     let (length, fds) = receive_with(socket, &mut [0], flags)?;
     Ok((length > 0).then_some(fds))
@@ -152,7 +152,7 @@ unsafe fn owned(header: &libc::msghdr) -> Vec<OwnedFd> {
 /// Like [`receive`], but waits up to `until`.
 ///
 /// # Errors
-/// As those of [`receive`]; `TimedOut` if nothing arrived.
+/// The errors of [`receive`]; `TimedOut` if nothing arrived.
 pub fn receive_until(socket: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Vec<OwnedFd>>> {
     let remaining = until.saturating_duration_since(Instant::now());
     let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);

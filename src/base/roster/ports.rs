@@ -1,7 +1,7 @@
 //! Port numbers of `rdma_cm`, by the rules of the kernel's `cma.c` (`cma_check_port`, `cma_bind_listen`).
 //!
 //! Each port space has numbers of its own, which have nothing to do with the ports of TCP. One rule is stricter than the kernel's: identifiers
-//! share a port (`RDMA_OPTION_ID_REUSEADDR`) with those of the same user alone, as sockets do with `SO_REUSEPORT`.
+//! share a port (`RDMA_OPTION_ID_REUSEADDR`) with services of the same user alone, as sockets do with `SO_REUSEPORT`.
 //!
 //! The cost of a request does not depend on how many ports other users have. Ports that may conflict lie side by side in an index, in which
 //! the first one of another user is a conflict.
@@ -325,7 +325,7 @@ impl Ports {
     /// shares it with no other identifier.
     ///
     /// # Errors
-    /// `EACCES` without such a port, and as those of [`request`](Self::request).
+    /// `EACCES` without such a port, and the errors of [`request`](Self::request).
     pub(super) fn may_serve(&self, slot: u8, service: u64, address: Option<IpAddr>) -> Result<(), Denied> {
         let Some((_, number)) = port_of(service) else { return Ok(()) };
         let unbound =

@@ -52,7 +52,7 @@ impl FromIterator<Service> for Services {
 }
 
 impl Services {
-    /// Adds a service without a look at those of other processes.
+    /// Adds a service without a look at the services of other processes.
     pub fn insert(&mut self, service: Service) {
         let Service { id, address, slot } = service;
         self.all.insert(service);

@@ -372,7 +372,7 @@ fn overwritten_queues_and_bells_harm_no_other_client() {
 #[test]
 fn full_event_counter_does_not_block() {
     use nix::sys::eventfd::{EfdFlags, EventFd};
-    // The eventfd blocks, as that of a program's completion channel may.
+    // The eventfd blocks, as the eventfd of a program's completion channel may.
     let full = Arc::new(EventFd::from_flags(EfdFlags::empty()).expect("a descriptor"));
     full.write(u64::MAX - 1).expect("room for that");
     let copy = full.as_fd().try_clone_to_owned().expect("a descriptor");

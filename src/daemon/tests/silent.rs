@@ -105,7 +105,7 @@ fn silent_user_is_refused_until_memory_answers() {
     drop((client, memory));
 }
 
-/// A client hands over a file that does not answer, as its memory or beside a request. Others come and are served, and the NIC ends.
+/// A client hands over a file that does not answer, as its memory or with a request. Others come and are served, and the NIC ends.
 #[test]
 fn silent_file_stops_its_client_alone() {
     let hand_over: [fn(&Nic, BorrowedFd<'_>) -> Link; 4] = [

@@ -1,4 +1,4 @@
-//! A client's objects, memory and descriptors against those of other clients.
+//! A client's objects, memory and descriptors against the ones of other clients.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -45,7 +45,7 @@ impl DroppedRequests {
         self.recent.get(key).or_else(|| self.older.get(key)).copied().unwrap_or_default()
     }
 
-    /// Returns the urgency of a request: that of the first three repetitions is the highest, then that of a new request, then that of
+    /// Returns the urgency of a request: the first three repetitions have the highest, then a new request, then
     /// further repetitions. The fewer repetitions, the more urgent.
     fn urgency(&self, key: &RemoteKey) -> u8 {
         match self.copies(key) {
@@ -74,7 +74,7 @@ impl Manager {
     /// those that lose their place.
     ///
     /// # Errors
-    /// As those of [`listen`](Manager::listen).
+    /// The errors of [`listen`](Manager::listen).
     pub fn listen_until_confirmed(
         &mut self,
         service: ServiceId,

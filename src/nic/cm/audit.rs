@@ -1,7 +1,7 @@
 //! Consistency check of a manager's redundant state, for tests that call it after each step.
 //!
 //! The look-up tables and the quotas of peers must follow from the connections. A forgotten entry in a table does
-//! little harm, but a forgotten unit of an address's quota locks the address out for ever.
+//! little harm, but a forgotten unit of an address's quota locks the address out forever.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

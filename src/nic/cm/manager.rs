@@ -27,7 +27,7 @@ pub struct Config {
     pub limits: CmLimits,
     /// Secret from which IDs are derived.
     pub seed: u64,
-    /// GUID of the channel adapter, by which peers distinguish its connections from those of other adapters.
+    /// GUID of the channel adapter, by which peers distinguish its connections from other adapters' connections.
     pub ca_guid: u64,
     /// Time that local QPs take to acknowledge: 4.096 us * 2^code (rxe: 15).
     pub ack_delay: u8,

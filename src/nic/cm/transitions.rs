@@ -34,7 +34,7 @@ pub(super) enum Cause {
     GiveUp,
     /// The network has returned the request.
     Undelivered,
-    /// The peer's QP connects anew.
+    /// The peer's QP connects again.
     Stale,
     /// Another request needs the place in the table or in the backlog.
     Evicted,

@@ -13,7 +13,7 @@
 //! run_dma(frames)       run the memory operations of the burst
 //! fire_timers           retransmission
 //! next_copies           operations on memory of other processes: hand_over to a thread, copied once they are made
-//! end_writes            those of this half are made, or their QPs are parked
+//! end_writes            writes of this half are made, or their QPs are parked
 //! fetch_posted          new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing

@@ -43,7 +43,7 @@ struct Pauses {
     time: Nanos,
 }
 
-/// How long a priority was paused lately, which shows that it is stuck.
+/// How long a priority was paused in the recent past, which shows that it is stuck.
 #[derive(Clone, Copy, Debug, Default)]
 struct Storm {
     /// Time of the last update.
@@ -112,7 +112,7 @@ impl Nic {
         enable != 0
     }
 
-    /// Stops a priority for so many quanta of the line rate.
+    /// Stops a priority for this many quanta of the line rate.
     fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
         let line_rate = self.congestion.config.line_rate().0;
         let length = Nanos(mac_control::quanta_nanos(quanta, line_rate) as u64);

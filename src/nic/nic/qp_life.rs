@@ -92,7 +92,7 @@ impl Nic {
     }
 
     pub(super) fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
-        // The protection domain and completion queue are those of the SRQ that each request names.
+        // The protection domain and completion queue are the ones of the SRQ that each request names.
         let (pd, cq) = (PdId(u32::MAX), CqIndex(u32::MAX));
         let caps = QpCaps { max_recv_sge: MAX_SGE as u32, ..QpCaps::NONE };
         let config = QpConfig {

@@ -59,7 +59,7 @@ pub struct Batch {
     bytes: Vec<u8>,
 }
 
-/// The outcome of a write or an atomic operation for a QP. The previous value is that of an atomic operation, with its resource.
+/// The outcome of a write or an atomic operation for a QP. The previous value belongs to an atomic operation, with its resource.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CopyOutcome {
     Failed,

@@ -255,7 +255,7 @@ impl Srqs {
 }
 
 impl Nic {
-    /// Makes a shared receive queue, or adds that of another worker of the device, which has armed the limit.
+    /// Makes a shared receive queue, or adds the queue of another worker of the device, which has armed the limit.
     pub(super) fn create_srq(
         &mut self,
         pd: PdId,

@@ -20,7 +20,7 @@ const PLACES: u32 = u16::MAX as u32;
 const CHUNK: usize = 32;
 
 /// Slots in chunks of memory, which never move: objects lie in the table itself, a QP's state as well. A look-up then costs no cache
-/// line beside the object's, and successive objects lie at equal distances, which a processor can prefetch.
+/// line next to the object's, and successive objects lie at equal distances, which a processor can prefetch.
 #[derive(Debug)]
 struct Chunks<T> {
     chunks: Vec<Box<[Option<T>; CHUNK]>>,

@@ -157,7 +157,7 @@ impl AddressMap {
     /// Returns the mapping at an address.
     fn query(&self, address: u64) -> io::Result<Option<Lookup>> {
         let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
-        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no memory beside: both lengths of names are 0.
+        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no other memory: both lengths of names are 0.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
             Ok(_) => {
                 let device = (query.dev_major, query.dev_minor);

@@ -14,7 +14,7 @@
 //!
 //! A slot's sequence is the lap, from 1 and modulo 256, in which it was last filled. Its word is stored last, with Release: several
 //! workers may produce, the application never sees half a slot, and zeroed memory reads as empty. A slot is filled once in each lap,
-//! so that its sequence is that of this lap or of the one before. Two slots are a cache line; only datagrams have a source.
+//! so that its sequence belongs to this lap or to the one before. Two slots are a cache line; only datagrams have a source.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ const TRIES: u32 = 1 << 10;
 const SLOT: usize = 4;
 const TIME: usize = 2;
 const HEAD: usize = 3;
-/// Flag of a head, beside [`WcFlags`]: the slot's source is not zero.
+/// Flag of a head, next to [`WcFlags`]: the slot's source is not zero.
 const SOURCED: u64 = 1 << (16 + 6);
 
 /// The completions for which the application wants an event.
@@ -301,7 +301,7 @@ impl CompletionRing {
         self.is_filled(self.slot(position)[HEAD].load(Acquire), position)
     }
 
-    /// True if this head of a slot is that of the lap of this position.
+    /// True if this head of a slot belongs to the lap of this position.
     #[inline(always)]
     fn is_filled(&self, head: u64, position: u64) -> bool {
         (head >> 56) as u8 == self.lap(position)

@@ -1,6 +1,6 @@
 //! A receive queue that many QPs take from: the NIC's side.
 //!
-//! The memory is that of any receive queue ([`super::work_queue`]), but several takers advance its position, possibly on different
+//! The memory is laid out as in any receive queue ([`super::work_queue`]), but several takers advance its position, possibly on different
 //! workers. A taker copies the slot at the position, then advances the position by compare-and-swap:
 //!
 //! * If another taker was faster, the copy is discarded, because the application may already be overwriting the slot.

@@ -251,7 +251,7 @@ impl Pacing {
     #[cold]
     pub(super) fn exceeds_timeout(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
         let Some(pace) = &self.pace else { return false };
-        // With a shared rate, the next turn comes after those of the other QPs.
+        // With a shared rate, the next turn comes after the other QPs' turns.
         let turn = pace.share.as_ref().map_or(Nanos::ZERO, |share| share.ready_at().since(now));
         let next = pace.last_rate().nanos_for(bytes).max(turn.0 as f64);
         next * f64::from(count) > timeout.0 as f64 / 2.0

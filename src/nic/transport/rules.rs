@@ -78,7 +78,7 @@ pub(super) fn response_fits(position: Position, k: u32, requested_from: u32, las
     }
 }
 
-/// True if `length` bytes are those of response packet `k` of this READ. `mtu` in bytes.
+/// True if `length` bytes are the payload of response packet `k` of this READ. `mtu` in bytes.
 pub(super) fn is_packet_of(wqe: &Wqe, k: u32, length: usize, mtu: usize) -> bool {
     let remaining = wqe.length().saturating_sub(u64::from(k) * mtu as u64);
     wqe.wr.opcode == WrOpcode::Read && length as u64 == remaining.min(mtu as u64)

@@ -19,7 +19,7 @@
 //! No single process keeps the group. The group begins with its first member and ends with its last, and any member may
 //! be killed at any time. Nothing is in a file system. All members are of one user, because the kernel lets only one
 //! user's processes share a port. Any process may bind the rendezvous' name, so a newcomer checks the user of the
-//! rendezvous, and the rendezvous that of the newcomer. No other part has a name.
+//! rendezvous, and the rendezvous the file of the newcomer. No other part has a name.
 
 mod error;
 mod fd_keeper;
@@ -59,7 +59,7 @@ use stray::Pair;
 pub(super) use stray::{STRAY_HEADER, Stray, StrayInbox};
 pub(super) use units::Units;
 
-/// Most processes in one group.
+/// Maximum number of processes in one group.
 pub const SLOTS: usize = 128;
 /// Interval at which members check whether others have ended.
 const LOOK: Duration = Duration::from_secs(1);

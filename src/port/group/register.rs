@@ -20,7 +20,7 @@ use super::SLOTS;
 use roxie_base::roster::{GROUP_PROTOCOL, Roster};
 use roxie_base::threads::lock;
 
-/// Most bytes of each copy.
+/// Maximum number of bytes of each copy.
 const COPY: u64 = 4 << 20;
 /// Sequence number, length, checksum.
 const HEADER: usize = 8 + 4 + 4;
@@ -127,7 +127,7 @@ impl Register {
         }
     }
 
-    /// Marks a slot as that of a living process. False if another process has it.
+    /// Marks a slot as a living process's. False if another process has it.
     pub(super) fn occupy(&self, slot: u8) -> io::Result<bool> {
         match self.set_lock(libc::F_WRLCK, 1 + i64::from(slot)) {
             Ok(()) => Ok(true),

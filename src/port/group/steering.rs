@@ -40,7 +40,7 @@ pub(crate) const REQUEST_ID: usize = MESSAGE + Addressee::REQUEST_ID;
 const SERVICE: usize = MESSAGE + Addressee::SERVICE;
 pub(crate) const QP1: u32 = 1;
 pub(crate) const MULTICAST: u32 = 0xff_ffff;
-/// Most services in the program. The first member passes on requests for others.
+/// Maximum number of services in the program. The first member passes on requests for others.
 const SERVICES: usize = 1500;
 
 /// Destination of a datagram.

@@ -1,6 +1,6 @@
 //! Driver properties: ethtool and the netdev family over generic netlink.
 //!
-//! rtnetlink reports the allocated queues, often more than are in use. The numbers are those of
+//! rtnetlink reports the allocated queues, often more than are in use. The numbers are as in
 //! `include/uapi/linux/ethtool_netlink.h` and `include/uapi/linux/netdev.h`.
 
 use std::io;

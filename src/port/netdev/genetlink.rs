@@ -1,6 +1,6 @@
 //! Requests to a generic netlink family: one attribute in the request, the attributes of the answer in return.
 //!
-//! The numbers are those of `include/uapi/linux/genetlink.h`.
+//! The numbers are as in `include/uapi/linux/genetlink.h`.
 
 use std::io;
 

@@ -71,7 +71,7 @@ enum Hop {
 }
 
 impl Neighbours {
-    /// Opens sockets in the calling thread's namespace, which must be that of `interface`.
+    /// Opens sockets in the calling thread's namespace, which must be the namespace of `interface`.
     ///
     /// # Errors
     /// If the kernel refuses a socket.
@@ -183,7 +183,7 @@ impl Neighbours {
         }
     }
 
-    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: that of the route, else that of the namespace
+    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: the route's, else the namespace's
     /// (IPv4) or of the interface (IPv6, where router advertisements set it). 64 if the kernel does not tell.
     pub fn hop_limit(&self, interface: &Interface, key: RouteKey) -> u8 {
         if let Some(hops) = hop_limit_of_route(&mut self.netlink(), interface, key) {
@@ -309,8 +309,8 @@ impl Neighbours {
 }
 
 impl Known {
-    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: that of the path it replaces,
-    /// and that of an evicted path.
+    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: the neighbour of the path it replaces,
+    /// and the neighbour of an evicted path.
     fn remember(&mut self, path: Path) -> Vec<IpAddr> {
         let old = self.paths.iter().position(|known| known.key == path.key);
         let mut path = path;

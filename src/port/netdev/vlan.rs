@@ -12,7 +12,7 @@ use super::NetdevError;
 use super::interface::usable;
 use super::netlink::Netlink;
 
-/// A VLAN interface (802.1Q; those of 802.1ad, whose tags are service tags, are left out).
+/// A VLAN interface (802.1Q; interfaces of 802.1ad, which use service tags, are left out).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VlanLink {
     /// Index in its namespace.
@@ -21,7 +21,7 @@ pub struct VlanLink {
     pub name: String,
     /// VLAN ID, 0 to 4094.
     pub vlan: u16,
-    /// Station address: that of the interface below, unless it was set.
+    /// Station address: the address of the interface below, unless it was set.
     pub mac: [u8; 6],
     /// True if administratively up.
     pub up: bool,

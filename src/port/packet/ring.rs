@@ -31,7 +31,7 @@ const ADDRESS: usize = 32;
 /// Offset in it of the packet type, and the type of frames to groups.
 const PACKET_TYPE: usize = ADDRESS + 10;
 const TO_GROUP: u8 = 2;
-/// The tag's EtherType is known (`linux/if_packet.h`), and that of 802.1Q.
+/// The tag's EtherType is known (`linux/if_packet.h`), and the EtherType of 802.1Q.
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 const VLAN: u16 = 0x8100;
 

@@ -43,7 +43,7 @@ const TAGGED: u8 = 2;
 
 /// Receives from rings.
 pub(super) struct Receiver {
-    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then that of the loopback interface, if other processes
+    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then the ring of the loopback interface, if other processes
     /// share the port.
     pub(super) rings: Vec<Ring>,
     merge: Merge,

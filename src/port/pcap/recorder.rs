@@ -206,7 +206,7 @@ impl Recorder<Background> {
         Ok(recorder)
     }
 
-    /// Returns recorders for so many ports of the interface, at least one: this one, and others to its stream.
+    /// Returns recorders for `count` ports of the interface, at least one: this one, and others to its stream.
     pub fn for_ports(mut self, count: usize) -> Vec<Recorder<Background>> {
         let mut others: Vec<_> = (1..count).map(|_| self.continued()).collect();
         others.insert(0, self);

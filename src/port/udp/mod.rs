@@ -52,7 +52,7 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// Returns the addresses that it receives on: those of the network namespace if it listens on any.
+    /// Returns the addresses that it receives on: all of the network namespace if it listens on any.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }

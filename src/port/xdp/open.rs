@@ -345,7 +345,7 @@ fn bind(
 /// Keeps the socket, and with it the queue, from programs that this process starts or becomes, and sets options that make it faster, where
 /// the kernel has them.
 fn tune(socket: i32) {
-    // SAFETY: the descriptor is that of a socket that is open for the whole function.
+    // SAFETY: the descriptor belongs to a socket that is open for the whole function.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
     let _ = fcntl(socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     let _ = setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER)

@@ -502,7 +502,7 @@ impl Queue {
     /// Reclaims the chunks of frames that were sent.
     fn complete(&mut self) {
         loop {
-            // SAFETY: the ring is that of the socket bound to `self.umem`; what it returns was produced by
+            // SAFETY: the ring belongs to the socket bound to `self.umem`; what it returns was produced by
             // `flush` and is held nowhere else.
             let n = unsafe { self.comp.consume(&mut self.scratch[..BURST]) };
             self.tx_kernel -= n;
@@ -558,7 +558,7 @@ fn bytes_mut<'a>(umem: &'a Umem, chunk: &'a mut Chunk) -> &'a mut [u8] {
     // no other code reads or writes there.
     let mut data = unsafe { umem.data_mut(&mut chunk.0) };
     let start = data.contents_mut().as_mut_ptr();
-    // SAFETY: `start` and `len` are those of the slice just made; the memory lives as long as `umem` is
+    // SAFETY: `start` and `len` are taken from the slice just made; the memory lives as long as `umem` is
     // borrowed, and stays ours as long as `chunk` is.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }

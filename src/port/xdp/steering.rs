@@ -44,7 +44,7 @@ pub(super) struct Steering {
     /// The addresses that the interface has itself, and those on its VLANs.
     own: Vec<IpAddr>,
     vlans: Vec<(IpAddr, u16)>,
-    /// Multicast groups steered beside the addresses, with the memberships. A group that several workers have joined is listed as often.
+    /// Multicast groups steered in addition to the addresses, with the memberships. A group that several workers have joined is listed as often.
     groups: Vec<(IpAddr, Membership)>,
     /// Network namespace of the interface.
     namespace: NetNs,
@@ -127,7 +127,7 @@ impl Steering {
         self.options.set(0, chosen, 0).map_err(refused)
     }
 
-    /// Sets the interface's station address. Frames to other stations are not taken, except those of groups.
+    /// Sets the interface's station address. Frames to other stations are not taken, except frames to groups.
     pub(super) fn set_station(&mut self, mac: [u8; 6]) -> Result<(), XdpError> {
         let mut station: Station = [0; 8];
         station[..6].copy_from_slice(&mac);
@@ -212,7 +212,7 @@ impl Steering {
         Ok(())
     }
 
-    /// Replaces the flows to steer beside RoCE. The old set stays in force until the new one is
+    /// Replaces the flows to steer in addition to RoCE. The old set stays in force until the new one is
     /// written, and if that fails.
     pub(super) fn set_flows(&mut self, flows: &[FlowMatch]) -> Result<(), XdpError> {
         let count = u16::try_from(flows.len()).ok().filter(|count| usize::from(*count) <= MAX_FLOWS);
@@ -279,7 +279,7 @@ pub(super) fn program_name(id: u32) -> String {
 }
 
 /// Returns why this process cannot create an XSKMAP, or `None` if it can. Tries the system call: capabilities say less,
-/// for a seccomp filter may refuse it, and those of a user namespace do not count.
+/// for a seccomp filter may refuse it, and privileges in a user namespace do not count.
 pub fn why_no_map() -> Option<io::Error> {
     match is_map_supported(MapType::XskMap) {
         Ok(true) => None,

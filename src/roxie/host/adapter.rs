@@ -384,7 +384,7 @@ impl DeviceSlot {
     /// Executes a request about an `rdma_cm` port number, which is shared by the processes. Returns the port number.
     ///
     /// # Errors
-    /// As those of [`Roster::port`](roxie_base::roster::Roster::port); `EIO` if the roster cannot be reached.
+    /// The errors of [`Roster::port`](roxie_base::roster::Roster::port); `EIO` if the roster cannot be reached.
     pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
         match self {
             #[cfg(feature = "udp")]

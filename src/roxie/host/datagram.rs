@@ -107,7 +107,7 @@ impl Device {
     }
 
     /// Returns the hop limit of packets from `sgid` to `dgid` whose sender does not name one: the route's, where the device sends frames.
-    /// Routes from a VLAN are those of its interface.
+    /// Routes from a VLAN are the routes of its interface.
     pub fn hop_limit(&self, sgid: impl Into<LocalGid>, dgid: Gid, traffic_class: u8) -> u8 {
         let source = sgid.into();
         let key = RouteKey::new(source.gid.to_ip(), dgid.to_ip(), traffic_class);

@@ -97,7 +97,7 @@ impl Device {
     /// packets to the worker of their QP; others cost a copy. `config.drive` must not be [`Drive::Caller`] if there are several.
     ///
     /// # Errors
-    /// As those of [`Device::new`], and those of [`Workers::start`].
+    /// The errors of [`Device::new`], and of [`Workers::start`].
     pub fn with_workers(
         name: &str,
         ports: Vec<Box<dyn Port>>,
@@ -296,7 +296,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes another unit of QPNs if those of this process's units are in use.
+    /// Takes another unit of QPNs if all QPNs of this process's units are in use.
     #[cfg(feature = "udp")]
     fn take_unit_for_qp(&self) -> Result<(), DeviceError> {
         let Some(DeviceSlot::Group(member)) = self.slot() else { return Ok(()) };

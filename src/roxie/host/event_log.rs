@@ -25,9 +25,9 @@ const EVENT: usize = 64;
 const HEAD: usize = 2;
 /// Bytes of text; longer lines are cut.
 const TEXT: usize = (EVENT - HEAD) * 8;
-/// Flag beside the length: the line was also written to standard error.
+/// Flag next to the length: the line was also written to standard error.
 const SAID: u64 = 1 << 32;
-/// The layout of the memory. Version 0 is that of launchers that name none.
+/// The layout of the memory. Version 0: launchers that name none.
 const EVENT_LOG_PROTOCOL: Protocol = Protocol { name: "event log", oldest: 0, version: 1 };
 /// Words before the lines. The first one counts all lines ever written, the second one is the version, in all versions.
 const COUNT: usize = 8;

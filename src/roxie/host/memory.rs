@@ -29,7 +29,7 @@ impl ProtectionDomain {
     /// If the access flags contradict one another, or the device has no room for another region.
     ///
     /// # Safety
-    /// As that of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is dropped, and no
+    /// The contract of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is dropped, and no
     /// Rust reference into it is held while work requests or peers may use it. If it is unmapped nevertheless, requests fail.
     #[allow(unsafe_code)]
     pub unsafe fn register_borrowed(
@@ -66,7 +66,7 @@ impl ProtectionDomain {
     /// Registers all addresses of the process, for local use: implicit on-demand memory.
     ///
     /// # Errors
-    /// As those of [`register_on_demand`](ProtectionDomain::register_on_demand).
+    /// The errors of [`register_on_demand`](ProtectionDomain::register_on_demand).
     ///
     /// # Safety
     /// No Rust reference to memory that a work request names is held while the request is outstanding.
@@ -97,7 +97,7 @@ impl ProtectionDomain {
     /// (`ibv_reg_mr_iova`).
     ///
     /// # Errors
-    /// As those of [`ProtectionDomain::register_memory`]; also if the addresses exceed 64 bits.
+    /// The errors of [`ProtectionDomain::register_memory`]; also if the addresses exceed 64 bits.
     pub fn register_memory_at(
         &self,
         memory: HostMemory,
@@ -255,7 +255,7 @@ impl MemoryRegion {
     /// Copies `length` bytes into a new vector.
     ///
     /// # Errors
-    /// As those of [`MemoryRegion::read_at`].
+    /// The errors of [`MemoryRegion::read_at`].
     pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; length];
         self.read_at(offset, &mut bytes)?;

@@ -231,7 +231,7 @@ impl Device {
     /// Like [`memory_pair`](Self::memory_pair), with layers on the ports.
     ///
     /// # Errors
-    /// As those of [`Device::memory_pair`]; also if a capture cannot be written.
+    /// The errors of [`Device::memory_pair`]; also if a capture cannot be written.
     pub fn memory_pair_with(
         config: &DeviceConfig,
         local: &Stack,
@@ -241,11 +241,11 @@ impl Device {
         Ok((local, remote))
     }
 
-    /// Like [`memory_pair_with`](Device::memory_pair_with), with so many workers at each device: worker `n` of one has a link to worker `n`
+    /// Like [`memory_pair_with`](Device::memory_pair_with), with this many workers at each device: worker `n` of one has a link to worker `n`
     /// of the other.
     ///
     /// # Errors
-    /// As those of [`Device::memory_pair_with`] and [`Device::with_workers`].
+    /// The errors of [`Device::memory_pair_with`] and [`Device::with_workers`].
     pub fn memory_pair_of(
         workers: usize,
         config: &DeviceConfig,

@@ -39,7 +39,7 @@ impl Endpoint {
     }
 }
 
-/// Parameters of a connection. The defaults are those of `ibv_rc_pingpong`, with more outstanding READs and atomics.
+/// Parameters of a connection. The defaults are as in `ibv_rc_pingpong`, with more outstanding READs and atomics.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectOptions {
     /// Payload of a full packet; `None`: the largest that the link carries.
@@ -299,7 +299,7 @@ impl QueuePair {
     /// Posts a send work request with inline payload.
     ///
     /// # Errors
-    /// As those of [`QueuePair::post_send`]; also if the payload is longer than `max_inline`.
+    /// The errors of [`QueuePair::post_send`]; also if the payload is longer than `max_inline`.
     pub fn post_send_inline(&self, wr: &SendWr, bytes: &[u8]) -> Result<(), PostError> {
         self.post(wr, Payload::Inline(bytes))
     }
@@ -319,7 +319,7 @@ impl QueuePair {
     /// [`publish`](QueuePair::publish); those never published are discarded. Meanwhile no other thread may post to the QP.
     ///
     /// # Errors
-    /// As those of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].
+    /// The errors of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].
     pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check_send(wr)?;
         lock(&self.sends).stage(staged, wr, payload)

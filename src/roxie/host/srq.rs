@@ -83,7 +83,7 @@ impl SharedReceiveQueue {
     /// Resizes and arms at once, or one of the two (`ibv_modify_srq`).
     ///
     /// # Errors
-    /// As those of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.
+    /// The errors of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
         let change = |ring| MemoryCommand::ModifySrq { srq: self.inner.index, ring, limit };
         let Some(max_wr) = max_wr else {
@@ -123,7 +123,7 @@ impl ProtectionDomain {
     /// domain.
     ///
     /// # Errors
-    /// As those of [`create_srq`](Self::create_srq).
+    /// The errors of [`create_srq`](Self::create_srq).
     pub fn create_xrc_srq(
         &self,
         max_wr: u32,

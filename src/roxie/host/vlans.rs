@@ -73,7 +73,7 @@ impl VlanFollower {
         fits
     }
 
-    /// Opens the neighbours of new VLAN interfaces, and closes those of gone ones.
+    /// Opens the neighbours of new VLAN interfaces, and closes the neighbours of removed ones.
     fn set_resolvers(&self, now: &[VlanLink]) {
         let known = self.resolvers.all();
         let resolver = |link: &VlanLink| {

@@ -75,7 +75,7 @@ impl Drop for Lease {
 }
 
 impl Arenas {
-    /// Returns zeroed memory for a queue. `add` passes a new arena of so many words to the NIC.
+    /// Returns zeroed memory for a queue. `add` passes a new arena of this many words to the NIC.
     pub(super) fn take(
         &self,
         words: usize,

@@ -482,7 +482,7 @@ fn unexpected(response: &Response) -> ControlError {
     }
 }
 
-/// The names of counters are few, and those of a NIC never change.
+/// The names of counters are few, and a NIC's names never change.
 fn interned(name: String) -> &'static str {
     static KNOWN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
     let mut known = lock(&KNOWN);

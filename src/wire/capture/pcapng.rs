@@ -5,7 +5,7 @@ use std::io::Read;
 use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
 use super::{BYTE_ORDER_MAGIC, Direction, block, option};
 
-/// Most interfaces of a section: a stream that only adds interfaces must not fill its reader's memory.
+/// Maximum number of interfaces of a section: a stream that only adds interfaces must not fill its reader's memory.
 const MOST_INTERFACES: usize = 1 << 16;
 
 /// The current section. Interfaces are numbered within it.

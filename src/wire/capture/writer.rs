@@ -44,7 +44,7 @@ impl<W: Write> PcapngWriter<W> {
     /// Like [`new`](Self::new), and keeps `snap_length` bytes of each frame at most; 0 keeps all.
     ///
     /// # Errors
-    /// As those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_snap_length(out: W, interfaces: &[&str], snap_length: u32) -> io::Result<PcapngWriter<W>> {
         let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
         let mut w = PcapngWriter { out, interfaces: count, snap_length, blocks: Vec::with_capacity(2048) };

@@ -118,7 +118,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 /// Minimum number of entries, as on adapters (hns: 64; others: as many as fit a page).
 ///
 /// Programs that request no more entries than they have outstanding requests may poll one request late. Example: `ib_send_lat -e` has one
-/// request and one entry. If the peer's reply arrives before the ACK of its request, the program takes the reply's event for that of the
+/// request and one entry. If the peer's reply arrives before the ACK of its request, the program takes the reply's event for the event of the
 /// request. A queue of one entry would then overflow, and the QP fail.
 const LEAST_ENTRIES: u32 = 64;
 

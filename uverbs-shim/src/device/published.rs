@@ -217,7 +217,7 @@ pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) 
     (counts, qps)
 }
 
-/// Returns all processes, those of this user and of root first, so that other users' processes cannot use up the limit.
+/// Returns all processes, this user's and root's first, so that other users' processes cannot use up the limit.
 fn processes() -> Vec<(u32, PathBuf)> {
     // SAFETY: no preconditions.
     let own = unsafe { libc::geteuid() };

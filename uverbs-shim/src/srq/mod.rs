@@ -283,7 +283,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// Opens an XRC domain: that of a file, or a new one.
+/// Opens the XRC domain of a file, or a new one.
 pub(crate) unsafe extern "C" fn open_xrcd(
     of: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,

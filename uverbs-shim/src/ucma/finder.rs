@@ -71,7 +71,7 @@ impl Work {
 }
 
 impl Finder {
-    /// Runs a job. The number of jobs is limited by that of identifiers.
+    /// Runs a job. The number of jobs is limited by the number of identifiers.
     ///
     /// # Errors
     /// `ENOMEM` if no thread could be started.

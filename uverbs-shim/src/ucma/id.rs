@@ -35,7 +35,7 @@ pub(super) struct Options {
     pub(super) reuse_address: bool,
     /// Restricts the identifier to one address family; `None`: the system's default.
     pub(super) one_family: Option<bool>,
-    /// Local ACK timeout code; `None`: that of the path.
+    /// Local ACK timeout code; `None`: the path's.
     pub(super) ack_timeout: Option<u8>,
 }
 

@@ -155,7 +155,7 @@ impl Process {
         RandomState::new().build_hasher().finish()
     }
 
-    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before that of the state.
+    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before the state's.
     pub(super) fn with<R>(&self, call: impl FnOnce(&mut State, Option<Cm<'_>>) -> R) -> R {
         match self.service.get() {
             Some(service) => service.with(|manager, _, now| {

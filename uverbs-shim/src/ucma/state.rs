@@ -1,6 +1,6 @@
 //! All identifiers, open files and ports of a process, and the operations on them that need no peer.
 //!
-//! Handles, states and error numbers are those of the kernel's `ucma.c` and `cma.c`.
+//! Handles, states and error numbers are as in the kernel's `ucma.c` and `cma.c`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};

@@ -26,7 +26,7 @@ const COUNTER: usize = 192;
 const OLD: usize = 193;
 const HONEST: QpCaps = QpCaps { max_send_wr: 8, max_recv_wr: 8, ..CAPS };
 
-/// Returns the steps to RTS of a QP, given its own side and that of its peer.
+/// Returns the steps to RTS of a QP, given its own side and its peer's.
 pub(super) fn steps([own, other]: [usize; 2], dest_qpn: Qpn) -> [QpAttr; 3] {
     let gid = |side: usize| Gid::from(std::net::IpAddr::from([192, 0, 2, side as u8 + 1]));
     let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];

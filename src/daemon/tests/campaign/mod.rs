@@ -1,4 +1,4 @@
-//! Hostile clients of several users beside well-behaved ones, in virtual time. Each execution is one action of a hostile client, in
+//! Hostile clients of several users next to well-behaved ones, in virtual time. Each execution is one action of a hostile client, in
 //! random order; the NICs run in between. There are no threads, so a seed decides everything.
 //!
 //! Checked invariants: memory and completions of well-behaved clients are as expected, each of their exchanges ends within
@@ -33,9 +33,9 @@ const EXECUTIONS: u64 = 100_000;
 const OF_A_SEED: u64 = 2_000;
 /// Maximum turns of an exchange. Measured: 62 at most in 10^7 executions.
 const MOST_TURNS: u64 = 200;
-/// Users of the hostile clients. The last is also that of a well-behaved one.
+/// Users of the hostile clients. The last is also the user of a well-behaved one.
 const USERS: [u32; 3] = [2000, 2001, 1000];
-/// Set in the process that runs one test alone, because the counts are those of the process.
+/// Set in the process that runs one test alone, because the process has one set of counts.
 const ALONE: &str = "ROXIE_TEST_ALONE";
 /// The service of a port number of `RDMA_PS_TCP`.
 const SERVICE: u64 = 0x0106_0000 + 7471;

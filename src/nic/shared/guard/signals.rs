@@ -196,7 +196,7 @@ unsafe extern "C-unwind" fn entry<const ENTRY: usize>(
 /// Handles a signal as the kernel would without this module.
 ///
 /// # Safety
-/// The arguments must be those of a handler.
+/// The arguments must be a handler's.
 unsafe fn pass_on(
     behind: &Behind,
     signal: c_int,

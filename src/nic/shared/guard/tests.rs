@@ -120,7 +120,7 @@ fn copy_to_unmapped_page_faults() {
 
 #[test]
 fn on_demand_region_covers_the_whole_address_space() {
-    // SAFETY: the bytes that are accessed are those of `word`, which nothing else accesses meanwhile.
+    // SAFETY: the bytes that are accessed are in `word`, which nothing else accesses meanwhile.
     let all = unsafe { HostMemory::on_demand(0, usize::MAX) };
     let mut word = 7u64;
     let at = (&raw mut word) as u64;

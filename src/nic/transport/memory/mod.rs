@@ -367,7 +367,7 @@ impl MemoryTable {
         }
     }
 
-    /// Returns the region that a key grants access to, its own or that of its window. `None`: the key grants nothing.
+    /// Returns the region that a key grants access to, its own or its window's. `None`: the key grants nothing.
     pub(super) fn region_of(&self, key: u32) -> Option<MrIndex> {
         self.find(key).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
     }

@@ -103,12 +103,12 @@ impl AckRequests {
         self.requested_end = una;
     }
 
-    /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is that of a probe.
+    /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is a probe's.
     pub(super) fn is_quiet(&self, una: Psn) -> bool {
         self.is_late && !una.is_before(self.requested_end) && self.may_probe(una)
     }
 
-    /// True if the PSN before the oldest unacknowledged one is that of a SEND or WRITE of this connection.
+    /// True if the PSN before the oldest unacknowledged one belongs to a SEND or WRITE of this connection.
     fn may_probe(&self, una: Psn) -> bool {
         self.probe_after.is_before(una) || PlantedBug::ProbesReads.is()
     }
@@ -171,14 +171,14 @@ impl AckRequests {
     /// change of the QP's attributes or state takes the question back.
     ///
     /// The NIC asks on behalf of a connection manager that has received a request for a new connection of the peer's QP. The question changes
-    /// neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask: those of XRC would have to name a queue, and UC has
+    /// neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask: XRC requesters would have to name a queue, and UC has
     /// no acknowledgements.
     pub(super) fn probe_peer(&mut self, qp: &QpContext) -> bool {
         self.peer_probe_due = qp.qp_type == QpType::Rc && qp.state() == QpState::Rts;
         self.peer_probe_due
     }
 
-    /// True if a question to the peer is due.
+    /// True if a probe of the peer is due.
     pub(super) fn peer_probe_due(&self) -> bool {
         self.peer_probe_due
     }

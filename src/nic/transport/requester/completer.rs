@@ -143,7 +143,7 @@ impl Requester {
         let k = psn.distance_from(wqe.first_psn).max(0) as u32;
         let mtu = qp.mtu();
         let last = k + 1 == packets_for(wqe.length(), mtu);
-        // With selective repeat, packets that were asked for alone lie between those of the first answer.
+        // With selective repeat, packets that were asked for alone lie between packets of the first answer.
         let fits =
             self.scoreboard.is_some() || response_fits(packet.info().position, k, wqe.requested_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {

@@ -46,7 +46,7 @@ impl Requester {
             }
             self.window.pass_local();
             self.complete_local_work(qp, ctx);
-            // Its completion comes after that of the work requests before it.
+            // Its completion comes after the completions of the work requests before it.
             if self.ack_requests.at_end_of(qp.sig_all, wqe.wr.flags) {
                 self.request_ack(ctx.limits);
             }

@@ -1,6 +1,6 @@
 //! The requester: sends work requests as request packets, and handles what answers them (IBTA 9.7.2, 9.7.5, 9.7.6).
 //!
-//! Each method is given the QP's context. The requester changes nothing of the QP beside its own state: once a work request has failed
+//! Each method is given the QP's context. The requester changes nothing of the QP but its own state: once a work request has failed
 //! (`Sending::Ended`), [`Qp`](super::Qp) enters the error state.
 //!
 //! * `window`: the send queue and the position in it. `requests`: the next packet. `ack_requests`: which packets ask for an acknowledgement. `credits`: end-to-end credits. `local`: work requests
@@ -249,7 +249,7 @@ impl Requester {
         self.ack_requests.probe_peer(qp)
     }
 
-    /// True if a question to the peer is due.
+    /// True if a probe of the peer is due.
     pub(super) fn peer_probe_due(&self) -> bool {
         self.ack_requests.peer_probe_due()
     }
@@ -259,12 +259,12 @@ impl Requester {
         self.ack_requests.end_peer_probe();
     }
 
-    /// True if the peer owes no acknowledgement: the timer is that of a probe.
+    /// True if the peer owes no acknowledgement: the timer is a probe's.
     pub(super) fn is_quiet(&self) -> bool {
         self.ack_requests.is_quiet(self.window.una())
     }
 
-    /// Starts the timer: that of a retransmission, or if the peer owes nothing, that of a probe.
+    /// Starts the timer of a retransmission, or, if the peer owes nothing, of a probe.
     fn start_timer(&mut self, now: Nanos) {
         self.retry.start(now, if self.is_quiet() { ack_requests::QUIET } else { Nanos::MAX });
     }

@@ -130,7 +130,7 @@ impl Requester {
         Verdict::Wait(wait)
     }
 
-    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was that of a retransmission.
+    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was the timer of a retransmission.
     fn request_ack_instead(&mut self, ctx: &Ctx<'_>) -> bool {
         let is_quiet = self.is_quiet();
         if is_quiet {

@@ -26,7 +26,7 @@ pub(super) struct SendSocket {
 
 /// Limits of a [`Sender`].
 pub(super) struct SendLimits {
-    /// Most datagrams in one send; 1 without segmentation offload.
+    /// Maximum number of datagrams in one send; 1 without segmentation offload.
     pub(super) segments: usize,
     /// UDP port of all peers.
     pub(super) port: u16,
@@ -40,7 +40,7 @@ pub(super) struct SendLimits {
 /// requests a connection chooses the reply's destination, and datagrams to an absent host occupy their socket's buffer
 /// for seconds.
 pub(super) struct Sender {
-    /// Sockets of IPv4, then those of IPv6.
+    /// Sockets of IPv4, then of IPv6.
     sockets: Vec<SendSocket>,
     v4_sockets: usize,
     limits: SendLimits,

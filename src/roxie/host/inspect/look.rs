@@ -58,7 +58,7 @@ struct Asked {
     whose: Peer,
 }
 
-/// Reads all devices in the calling thread's network namespace that this process may read: those of its user and root's, or all if
+/// Reads all devices in the calling thread's network namespace that this process may read: devices of its user and of root, or all if
 /// it is root. Waits up to 0.5 s for all devices together.
 ///
 /// # Errors

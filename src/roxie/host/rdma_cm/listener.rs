@@ -186,7 +186,7 @@ impl ConnectionRequest {
     /// next hop, resolving it blocks, for 3 s at most. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
-    /// As those of [`ConnectionRequest::accept`].
+    /// The errors of [`ConnectionRequest::accept`].
     #[cfg(feature = "tokio")]
     pub async fn accept_async(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;

@@ -279,7 +279,7 @@ impl ConnectionManager {
     /// [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
-    /// As those of [`ConnectionManager::connect`].
+    /// The errors of [`ConnectionManager::connect`].
     #[cfg(feature = "tokio")]
     pub async fn connect_async(
         &self,
@@ -294,7 +294,7 @@ impl ConnectionManager {
     /// options. Use [`ConnectionManager::connect`] for other sizes and options, or if the peer sends first.
     ///
     /// # Errors
-    /// As those of [`ConnectionManager::connect`]; also if the device has no room for the objects.
+    /// The errors of [`ConnectionManager::connect`]; also if the device has no room for the objects.
     pub fn dial(&self, to: SocketAddr) -> Result<Dialed, DialError> {
         let device = &self.shared.device;
         let pd = device.alloc_pd()?;
@@ -316,7 +316,7 @@ impl ConnectionManager {
     /// Listens on a port as a server of strangers does: see [`Acceptor`]. At most `half_open` connections are unconfirmed.
     ///
     /// # Errors
-    /// As those of [`ConnectionManager::listen`].
+    /// The errors of [`ConnectionManager::listen`].
     pub fn acceptor<T>(&self, on: SocketAddr, half_open: u32) -> Result<Acceptor<T>, DialError> {
         listener::listen(&self.shared, on, half_open, true).map(Acceptor::new)
     }

@@ -90,7 +90,7 @@ pub(crate) struct Qp {
     pub(crate) state: u8,
 }
 
-/// Index of the only device, the same as that of `ibv_get_device_index`.
+/// Index of the only device, the same as from `ibv_get_device_index`.
 const INDEX: u32 = 0;
 
 /// Returns the datagrams that answer the requests in `sent`.

@@ -34,7 +34,7 @@ pub(super) struct Scoreboard {
     /// PSNs that were sent again, and are not known to be lost again.
     again: u128,
     /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from that PSN on
-    /// were sent later. Four adjacent PSNs share a place: that of the latest transmission.
+    /// were sent later. Four adjacent PSNs share a place, which has the time of the latest transmission.
     order: [u8; 32],
     /// The packet sent again that measures a round trip.
     timed: Psn,
