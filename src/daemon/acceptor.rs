@@ -35,7 +35,7 @@ const AT_ONCE: usize = 64;
 /// How many connections may wait to be served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Of one user: as many as there are slots, so all programs of a user may start at once.
+    /// Of one user: as many as there are slots, so all programs of a user may start at the same time.
     pub(super) of_user: usize,
     /// Of all users together, except for root and the NIC's own user: there is always room for their programs.
     pub(super) of_clients: usize,

@@ -15,7 +15,7 @@ use roxie_base::threads::lock;
 pub(super) const FREE: Duration = Duration::from_micros(100);
 /// The part of a processor that a user has for longer than a burst.
 const PART: u32 = 4;
-/// Processor time that a user may take at once after a long rest: some thousand queue pairs are created in it.
+/// Processor time that a user may take in one go after a long rest: some thousand queue pairs are created in it.
 const BURST: Duration = Duration::from_millis(500);
 
 /// Longest sleep in a pause between two looks whether the client has ended.

@@ -24,7 +24,7 @@
 //! an eventfd, then checks for work once more.
 //!
 //! A pass that panics is a bug, and leaves the worker in an unknown state. The engine is then dead: blocked threads are woken, a
-//! device-fatal event is raised, and posts and commands fail at once.
+//! device-fatal event is raised, and posts and commands fail immediately.
 
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
@@ -95,7 +95,7 @@ pub enum Drive {
     Caller,
     /// Calls of the application only: for tests and benchmarks.
     CallerOnly,
-    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run at once, at that
+    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run immediately, at that
     /// time. Posts and polls run nothing.
     Stepped,
     /// A thread of its own, optionally pinned to a core, that sleeps after `spin` without work.
@@ -174,7 +174,7 @@ impl Engine {
         &self.doorbells
     }
 
-    /// Runs a pass if callers drive this engine and no other thread is in one. Returns at once otherwise.
+    /// Runs a pass if callers drive this engine and no other thread is in one. Returns immediately otherwise.
     ///
     /// A pass that receives something may return before its sending half. The caller then has its completion or bytes, and what it
     /// posts in response leaves in one port flush with the acknowledgements. If the caller posts nothing, the engine thread sends
@@ -242,7 +242,7 @@ impl Engine {
     }
 
     /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is trusted to poll
-    /// again soon. Requests unblocked by an ACK, and READ responses, are sent at once. Returns true if the pass may end.
+    /// again soon. Requests unblocked by an ACK, and READ responses, are sent immediately. Returns true if the pass may end.
     fn defer_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
         let deferred_since = self.shared.deferred_ack_since();
         let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();

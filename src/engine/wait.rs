@@ -49,7 +49,7 @@ pub enum Wait {
     },
     /// An event came and was consumed.
     Taken,
-    /// Poll again at once: something came.
+    /// Poll again immediately: something came.
     Look,
     /// Sleep until the caller's own descriptor is readable: another thread runs the worker.
     Sleep,

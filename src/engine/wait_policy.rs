@@ -54,7 +54,7 @@ impl WaitPolicy {
     pub(crate) const WAITING_PROGRAM_NS: u64 = 1_000_000_000;
     /// A caller that polls without a gap may leave up to this many posts for its next pass.
     pub(crate) const HELD_POSTS: u32 = 16;
-    /// With no more outstanding work requests than this, a post is sent at once: the application may be waiting for it.
+    /// With no more outstanding work requests than this, a post is sent immediately: the application may be waiting for it.
     pub(crate) const FEW_OUTSTANDING: u32 = 2;
 }
 

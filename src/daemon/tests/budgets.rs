@@ -1,4 +1,4 @@
-//! Bounds of the NIC's time and memory that one client uses at once, whatever it posts.
+//! Bounds of the NIC's time and memory that one client uses at the same time, whatever it posts.
 
 use std::fs;
 
@@ -153,7 +153,7 @@ fn draining(client: &mut Client, max_send_wr: u32) -> (QpIndex, SendRing) {
     (qp, sends)
 }
 
-/// Work requests wait in a QP that drains its send queue, and may all start at once.
+/// Work requests wait in a QP that drains its send queue, and may all start at the same time.
 #[test]
 fn local_work_counts_in_the_burst() {
     const COUNT: u32 = 4000;

@@ -212,7 +212,7 @@ impl Manager {
     }
 
     /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The
-    /// peer of a half-open one has sent no message since our answer, although a live peer replies at once. The evicted
+    /// peer of a half-open one has sent no message since our answer, although a live peer replies immediately. The evicted
     /// peer is not notified. Returns false if there is no candidate.
     fn evict_oldest(&mut self) -> bool {
         while let Some(id) = self.answered.pop_front() {

@@ -237,7 +237,7 @@ impl Manager {
         }
     }
 
-    /// Ends a connection with a silent peer. Its QP may be connected again at once.
+    /// Ends a connection with a silent peer. Its QP may be connected again immediately.
     fn end_stale(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let Some(suspicion) = connection.suspicion.take() else { return };

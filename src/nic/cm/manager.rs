@@ -33,7 +33,7 @@ pub struct Config {
     pub ack_delay: u8,
     /// Time that the consumer may take to answer, sent in MRAs: 4.096 us * 2^code (Linux: 24).
     pub service_timeout: u8,
-    /// Time that a request waits for a listener before it is refused. Zero: refused at once.
+    /// Time that a request waits for a listener before it is refused. Zero: refused immediately.
     pub grace: Nanos,
     /// Time during which a request is repeated although the peer has no listener. Zero: not repeated.
     pub insistence: Nanos,

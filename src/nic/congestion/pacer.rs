@@ -35,7 +35,7 @@ impl Pacer {
     /// ms at 1 Gb/s.
     pub const MAX_BURST: u32 = 65_536;
 
-    /// Creates a pacer; the first frame may leave at once.
+    /// Creates a pacer; the first frame may leave immediately.
     pub fn new() -> Pacer {
         Pacer {
             at: Nanos::ZERO,

@@ -15,7 +15,7 @@
 //! The thread makes the batches of a process one after the other. Atomic operations of its QPs on one address are therefore serialized. Those of
 //! two processes on a page that both have mapped are not, unless the NIC has mapped it too.
 //!
-//! A command or work request that withdraws access takes effect at once, so that no new copy is listed. Its answer or completion waits for
+//! A command or work request that withdraws access takes effect immediately, so that no new copy is listed. Its answer or completion waits for
 //! the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If a batch does not come back in time, the
 //! memory is fenced, and the QPs that wait for it fail ([`Nic::abandon_overdue`]).
 

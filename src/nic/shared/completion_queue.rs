@@ -308,7 +308,7 @@ impl CompletionRing {
     }
 
     /// The application's side: requests an event. Returns true if a wanted completion is already waiting that no event covers: its
-    /// event is raised at once, and the caller must wake the threads that wait for events. ConnectX does the same, by the
+    /// event is raised immediately, and the caller must wake the threads that wait for events. ConnectX does the same, by the
     /// `last_notified_index` of its queues. A completion that an event has covered raises no other: a program may arm again before
     /// it polls, as perftest does.
     #[must_use]

@@ -30,7 +30,7 @@ pub struct Region {
 
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which any thread may use.
 unsafe impl Send for Region {}
-// SAFETY: the memory is only reached as `&[AtomicU64]`, which many threads may use at once.
+// SAFETY: the memory is only reached as `&[AtomicU64]`, which many threads may use concurrently.
 unsafe impl Sync for Region {}
 
 /// Heap memory.

@@ -26,7 +26,7 @@ pub struct Taken {
     pub limit_reached: bool,
 }
 
-/// The queue. Several workers may call its methods at once, except [`end_move`](SharedReceives::end_move).
+/// The queue. Several workers may call its methods concurrently, except [`end_move`](SharedReceives::end_move).
 #[derive(Debug)]
 pub struct SharedReceives {
     ring: RecvRing,

@@ -142,7 +142,7 @@ pub struct Receipt {
 pub enum EventEffect {
     /// No event was requested.
     Unasked,
-    /// The event was raised at once.
+    /// The event was raised immediately.
     AtOnce,
     /// The event is held back from now on (moderation).
     HeldBack,

@@ -1,6 +1,6 @@
 //! Pacing: when a QP's next packet may be sent, and the inputs of its reaction point.
 //!
-//! Requests and READ responses wait for their time. ACKs and atomic responses are sent at once: they are small, and the
+//! Requests and READ responses wait for their time. ACKs and atomic responses are sent immediately: they are small, and the
 //! peer's rate depends on them. A QP at line rate is not held back, because the link paces it.
 //!
 //! A data packet causes at most one notification. Therefore a QP handles only as many notifications as it has sent data

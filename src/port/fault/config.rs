@@ -80,7 +80,7 @@ pub struct FaultConfig {
     pub rx: Vec<Fault>,
     /// Faults of sent frames, applied in order.
     pub tx: Vec<Fault>,
-    /// Number of copies that may be held at once, both directions together. Beyond it frames pass unharmed.
+    /// Number of copies that may be held at a time, both directions together. Beyond it frames pass unharmed.
     pub held: usize,
 }
 

@@ -146,7 +146,7 @@ impl Links {
         self.apply(format!("delete {name}"), RouteNetlinkMessage::DelLink(message), 0)
     }
 
-    /// Adds an address, usable at once (no duplicate address detection).
+    /// Adds an address, usable immediately (no duplicate address detection).
     ///
     /// # Errors
     /// As [`Links::set_up`], and if the link has the address already.

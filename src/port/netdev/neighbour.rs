@@ -2,7 +2,7 @@
 //!
 //! The kernel has the routes and the neighbour table, and resolves (ARP, neighbour discovery). The kernel does not see frames
 //! sent through AF_XDP, so these keep no entry alive. A neighbour is therefore entered as *managed* (`NTF_EXT_MANAGED`,
-//! Linux 5.16): the kernel resolves it at once and refreshes it from then on. [`Neighbours`](super::Neighbours) records
+//! Linux 5.16): the kernel resolves it immediately and refreshes it from then on. [`Neighbours`](super::Neighbours) records
 //! the entries it requested, follows them, and removes them in the end.
 
 use std::io;

@@ -94,7 +94,7 @@ impl Neighbours {
     ///
     /// An address of the interface maps to its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
     /// broadcast is broadcast, and a destination behind a gateway maps to the gateway's. Blocks up to `timeout`;
-    /// returns at once for a known neighbour. `interface` is its current state, which may have changed since `open`.
+    /// returns immediately for a known neighbour. `interface` is its current state, which may have changed since `open`.
     ///
     /// # Errors
     /// [`NeighbourError`] tells a missing route from a silent neighbour.

@@ -1,4 +1,4 @@
-//! Tells whether a socket's datagram would be sent at once.
+//! Tells whether a socket's datagram would be sent immediately.
 //!
 //! A datagram to a neighbour that does not answer stays in the kernel for seconds, and occupies the buffer of its
 //! socket. A server that replies to arbitrary hosts therefore checks first.
@@ -36,7 +36,7 @@ impl Reach {
         Ok(Reach { namespace, netlink: Mutex::new(Netlink::open()?), link })
     }
 
-    /// True if a datagram along the route of `key` is sent at once, or the kernel cannot say. False if the next hop has not
+    /// True if a datagram along the route of `key` is sent immediately, or the kernel cannot say. False if the next hop has not
     /// answered yet; the kernel is resolving it then.
     pub fn is_ready(&self, key: RouteKey) -> bool {
         self.check(key).unwrap_or(true)

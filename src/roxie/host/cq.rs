@@ -141,7 +141,7 @@ impl CompletionQueue {
     }
 
     /// Polls until a completion comes or `timeout` has passed. A timeout beyond the clock's range (`Duration::MAX`) is infinite.
-    /// Returns `None` at once if the device has failed.
+    /// Returns `None` immediately if the device has failed.
     pub fn wait(&self, timeout: Duration) -> Option<Wc> {
         let until = Instant::now().checked_add(timeout);
         loop {
@@ -178,7 +178,7 @@ impl CompletionQueue {
         self.inner.index
     }
 
-    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is raised at once.
+    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is raised immediately.
     /// The caller is then expected to wait, and another thread runs the device meanwhile.
     pub fn arm(&self, armed: Armed) {
         let raised = lock(&self.inner.ring).ring.arm(armed);
@@ -218,7 +218,7 @@ impl CompletionQueue {
     }
 
     /// Moderates events (`ibv_modify_cq`): one event for `count` completions, or `period` after the first of them. A count of 0 or
-    /// 1 disables moderation. A completion in error raises its event at once. Completions themselves are not delayed.
+    /// 1 disables moderation. A completion in error raises its event immediately. Completions themselves are not delayed.
     ///
     /// # Errors
     /// If `count` is above 1 and `period` is zero.

@@ -39,7 +39,7 @@ use roxie_wire::cm::CommId;
 const PLACES: usize = 8192;
 /// 64-bit words of a record: state (unit, complete), seed of the manager, connection.
 const PLACE: usize = 16;
-/// Records that are read at once.
+/// Records that are read at a time.
 const READ: usize = 256;
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
@@ -51,7 +51,7 @@ const UNIT_SHIFT: u32 = 40;
 const LIMIT: Duration = Duration::from_millis(1500);
 /// Interval between two checks whether all messages are sent.
 const LOOK: Duration = Duration::from_millis(2);
-/// Maximum time that launcher and program wait for each other. Both answer at once unless they are stopped.
+/// Maximum time that launcher and program wait for each other. Both answer immediately unless they are stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after the system lacked descriptors or memory for a program's socket, which stays queued.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -65,7 +65,7 @@ impl<'a> QpBuilder<'a> {
         self
     }
 
-    /// Sets transport service, sizes and `sq_sig_all` at once.
+    /// Sets transport service, sizes and `sq_sig_all` together.
     pub fn init(self, init: &QpInit) -> Self {
         QpBuilder { init: *init, ..self }
     }

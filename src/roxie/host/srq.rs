@@ -64,7 +64,7 @@ impl SharedReceiveQueue {
         lock(&self.inner.ring).post(wr_id, sges).map(drop)
     }
 
-    /// Requests one event when fewer than `limit` receives are left; at once if there are already fewer. A limit of 0 disarms.
+    /// Requests one event when fewer than `limit` receives are left; immediately if there are already fewer. A limit of 0 disarms.
     ///
     /// # Errors
     /// If `limit` exceeds the size of the queue.
@@ -80,7 +80,7 @@ impl SharedReceiveQueue {
         self.modify(Some(max_wr), None)
     }
 
-    /// Resizes and arms at once, or one of the two (`ibv_modify_srq`).
+    /// Resizes and arms together, or one of the two (`ibv_modify_srq`).
     ///
     /// # Errors
     /// The errors of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.

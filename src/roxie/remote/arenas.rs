@@ -15,7 +15,7 @@ use roxie_base::threads::lock;
 use roxie_nic::shared::Region;
 use roxie_nic::shared::region::LINE;
 
-/// Words of the first arena, unless a larger one is needed: 64 KiB. Its pages are allocated at once, used or not.
+/// Words of the first arena, unless a larger one is needed: 64 KiB. Its pages are allocated immediately, used or not.
 const FIRST: usize = 1 << 13;
 /// Maximum words of an arena, unless a larger one is needed: 4 MiB. Up to there, each arena is as large as all before it together.
 const ARENA: usize = 1 << 19;

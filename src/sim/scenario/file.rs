@@ -300,7 +300,7 @@ impl Default for HostTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// From each of `from` to each of `to`, all at once.
+    /// From each of `from` to each of `to`, all at the same time.
     Flows,
     /// From each of `from` to one host, `to`: the last by default.
     Incast,

@@ -403,7 +403,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     }))
 }
 
-/// Completions taken from the ring at once.
+/// Completions taken from the ring at a time.
 const BATCH: usize = 16;
 
 /// Polls a queue. Returns the number of completions, or -1.

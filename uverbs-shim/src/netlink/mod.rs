@@ -1,7 +1,7 @@
 //! Netlink for RDMA devices (`NETLINK_RDMA`), served here if the kernel does not support it (`EPROTONOSUPPORT`).
 //!
 //! `rdma` of iproute2, UCX and others query devices by this family. A program that opens such a socket gets a `NETLINK_USERSOCK` socket,
-//! which every kernel has. The kernel handles all calls on it except sending. A request sent to the kernel is answered at once, by messages
+//! which every kernel has. The kernel handles all calls on it except sending. A request sent to the kernel is answered immediately, by messages
 //! from another such socket, so `poll`, timeouts and truncation work as usual. If the kernel supports RDMA, nothing is redirected.
 
 pub(crate) mod nldev;
@@ -24,7 +24,7 @@ use crate::device::settings::{interface, node_guid, settings};
 /// Descriptors that can be redirected. Sockets with higher numbers are not served.
 const LIMIT: usize = 1 << 16;
 static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
-/// Receive buffer size. A dump is queued completely at once, unlike the kernel's, which is sent piece by piece.
+/// Receive buffer size. A dump is queued completely in one go, unlike the kernel's, which is sent piece by piece.
 const ROOM: c_int = 1 << 22;
 /// Maximum buffer space of a datagram, as a multiple of its length.
 const OVERHEAD: usize = 4;

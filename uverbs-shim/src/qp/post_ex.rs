@@ -1,6 +1,6 @@
 //! Work requests step by step: `ibv_wr_start`, an operation, its data, the next operation, `ibv_wr_complete`.
 //!
-//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of them at once; after
+//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of them together; after
 //! an abort, none. Between start and complete or abort, the caller holds the QP's turn.
 
 use std::ffi::{c_int, c_void};

@@ -153,7 +153,7 @@ impl Attacker {
         }
     }
 
-    /// Disconnects at once, possibly with an unanswered request.
+    /// Disconnects immediately, possibly with an unanswered request.
     fn hang_up(&mut self, bench: &Bench) {
         if self.below(2) == 0 {
             let _ = self.hostile.client.link.send(&Request::Command(Command::AllocPd), &[]);

@@ -138,7 +138,7 @@ impl Side {
         clients.iter().for_each(|client| client.notifier.take(|wake| client.wake(wake)));
     }
 
-    /// Runs a worker's steps to fall asleep, and to wake at once.
+    /// Runs a worker's steps to fall asleep, and to wake immediately.
     fn sleep(&self) {
         let bells = self.engine().inspect(|worker| worker.clients().clone());
         let sleep = bells.sleep_begins();

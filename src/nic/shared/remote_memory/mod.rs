@@ -154,7 +154,7 @@ impl RemoteMemory {
         self.copier.get().is_some()
     }
 
-    /// True if copies have to wait for the thread. Copies of fenced memory fail at once in any thread.
+    /// True if copies have to wait for the thread. Copies of fenced memory fail immediately in any thread.
     pub fn waits_for_copier(&self) -> bool {
         self.has_copier() && !self.fenced.load(Relaxed)
     }

@@ -50,7 +50,7 @@ impl AckRequests {
         self.is_late = true;
     }
 
-    /// Has every message ask from now on. For those that did not, a probe asks at once: then returns true.
+    /// Has every message ask from now on. For those that did not, a probe asks immediately: then returns true.
     pub(super) fn request_each_time(&mut self, window: &SendWindow, waits: bool) -> bool {
         let is_due = self.may_request(window, waits);
         self.probe_due |= is_due;

@@ -232,7 +232,7 @@ impl Requester {
         }
     }
 
-    /// Has every message ask from now on. For those that did not, a probe asks at once.
+    /// Has every message ask from now on. For those that did not, a probe asks immediately.
     fn request_each_ack(&mut self) {
         if self.ack_requests.request_each_time(&self.window, self.sending.waits()) {
             self.retry.stop();

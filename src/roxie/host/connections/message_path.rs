@@ -22,7 +22,7 @@ pub(super) struct MessagePath {
     pub(super) remote: Gid,
     traffic_class: u8,
     hop_limit: u8,
-    /// The message is a request. UDP sockets send requests at once, to learn if the host is unreachable.
+    /// The message is a request. UDP sockets send requests immediately, to learn if the host is unreachable.
     is_request: bool,
 }
 

@@ -225,7 +225,7 @@ impl<C: Consumer> ConnectionService<C> {
         self.inner.lock().gsi.qp.index()
     }
 
-    /// Resolves the path to a host. True: messages to it are now sent at once. False: the kernel was asked, and the caller must
+    /// Resolves the path to a host. True: messages to it are now sent immediately. False: the kernel was asked, and the caller must
     /// try again. While a path is being resolved, messages to it may be dropped, so a message that is sent only once needs a
     /// resolved path.
     pub(super) fn resolve_path(&self, route: &Route) -> bool {
@@ -291,7 +291,7 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    /// Resolves an address of this host at once. A process that exits after a reply has then sent it, as with a kernel.
+    /// Resolves an address of this host immediately. A process that exits after a reply has then sent it, as with a kernel.
     fn resolve_own(&mut self, path: &MessagePath) {
         if self.paths.get(path).is_none()
             && self.device.is_own(path.local, path.remote.to_ip())
@@ -309,7 +309,7 @@ impl<C: Consumer> Core<C> {
             let Some(transmit) = next else { break };
             let path = MessagePath::of(&transmit);
             self.resolve_own(&path);
-            // What follows a request goes where the request went, at once.
+            // What follows a request goes where the request went, immediately.
             let path = if self.paths.get(&path).is_some() { path } else { path.of_request() };
             let Some(path) = self.paths.get(&path) else {
                 // If the queue is full, the message is dropped, and retransmitted later.

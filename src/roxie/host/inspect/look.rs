@@ -70,7 +70,7 @@ pub fn snapshots() -> io::Result<Look> {
     let (mut queried, mut others) = (Vec::new(), Vec::new());
     let mut result = Look::default();
     for name in names()? {
-        // A socket that does not accept at once is no device, or its process is ending. Its user is unknown.
+        // A socket that does not accept immediately is no device, or its process is ending. Its user is unknown.
         let Ok(reader) = connect_now(None, &name) else { continue };
         let Ok(whose) = peer_of(reader.as_fd()) else { continue };
         match whose.is_own_or_root() {

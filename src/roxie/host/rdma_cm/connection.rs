@@ -234,7 +234,7 @@ impl Connection {
     }
 
     /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails, and
-    /// at once if the connection has ended. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
+    /// immediately if the connection has ended. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     #[cfg(feature = "tokio")]
     pub async fn ended(&self) {
         if !self.has_ended.load(Relaxed)

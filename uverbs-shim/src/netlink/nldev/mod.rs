@@ -5,7 +5,7 @@
 
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// Maximum bytes of a datagram: every program reads at least as much at once.
+/// Maximum bytes of a datagram: every program reads at least as much at a time.
 const DATAGRAM: usize = 4096;
 /// Bits of `nlmsg_flags`.
 const MULTI: u16 = 2;
