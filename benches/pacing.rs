@@ -58,11 +58,11 @@ fn main() -> ExitCode {
 
 /// Returns the ratio of achieved to requested rate, and the share of a processor that the client uses.
 fn measure(site: &Site, port: &str, program: &str) -> (f64, f64) {
-    let mut server = site.near(port, program);
+    let mut server = site.local(port, program);
     server.wait_until_it_listens(TCP_PORT);
-    let client = site.far(port, &format!("{program} {NEAR}")).finish();
+    let client = site.remote(port, &format!("{program} {NEAR}")).finish();
     assert!(client.status.success(), "{program}: {client:?}");
-    let words: Vec<&str> = client.said.split_whitespace().collect();
+    let words: Vec<&str> = client.output.split_whitespace().collect();
     let after = |name: &str| -> f64 {
         let at = words.iter().position(|word| *word == name);
         at.and_then(|at| words.get(at + 1)?.parse().ok()).unwrap_or_else(|| panic!("paced said: {client:?}"))

@@ -298,12 +298,12 @@ fn measure(site: &Site, medium: &str, row: &Row) -> f64 {
         };
         Running::start(namespace, command)
     };
-    let mut server = start(&site.near, "left", None);
+    let mut server = start(&site.local, "left", None);
     server.wait_until_it_listens(row.tool.port(medium));
-    let client = start(&site.far, "right", Some(NEAR)).finish();
+    let client = start(&site.remote, "right", Some(NEAR)).finish();
     // qperf's server does not end by itself.
     drop(server);
-    let value = row.value(medium, &client.said).filter(|_| client.status.success());
+    let value = row.value(medium, &client.output).filter(|_| client.status.success());
     value.unwrap_or_else(|| panic!("{} over {medium}: {client:?}", row.what))
 }
 

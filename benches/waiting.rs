@@ -71,8 +71,8 @@ fn main() -> ExitCode {
         tcp.push(over_tcp(&site, &program));
         for (way, rounds, _) in WAYS.iter().filter(|(way, ..)| wanted(way)) {
             for port in PORTS {
-                let (said, _) = site.play(port, &format!("{program} -n {rounds} {way}"), TCP_PORT);
-                times.entry((way, port)).or_default().push(parse(&said));
+                let (output, _) = site.play(port, &format!("{program} -n {rounds} {way}"), TCP_PORT);
+                times.entry((way, port)).or_default().push(parse(&output));
             }
         }
     }
@@ -100,11 +100,11 @@ fn without_rdma(site: &Site, program: &str, arguments: &str) -> String {
         command.args(arguments.split(' ')).args(more);
         command
     };
-    let mut server = Running::start(&site.near, command(&[]));
+    let mut server = Running::start(&site.local, command(&[]));
     server.wait_until_it_listens(TCP_PORT);
-    let client = Running::start(&site.far, command(&[site::NEAR])).finish();
+    let client = Running::start(&site.remote, command(&[site::NEAR])).finish();
     server.finish();
-    client.said
+    client.output
 }
 
 /// Parses `MODE median X us p99 Y us`.
@@ -155,8 +155,8 @@ fn show(tcp: &[Times], times: &BTreeMap<(&str, &str), Vec<Times>>) -> bool {
 /// Prints the processor time of blocked programs without traffic.
 fn idle(site: &Site, program: &str) {
     for port in PORTS {
-        let (said, _) = site.play(port, &format!("{program} -n 5000 idle"), TCP_PORT);
-        println!("{port}: {}", said.trim());
+        let (output, _) = site.play(port, &format!("{program} -n 5000 idle"), TCP_PORT);
+        println!("{port}: {}", output.trim());
     }
 }
 
@@ -168,17 +168,17 @@ fn both_ways(site: &Site) -> bool {
         for _ in 0..RUNS {
             let alone = write_both_ways(site, port);
             let stop = AtomicBool::new(false);
-            let beside = std::thread::scope(|scope| {
+            let loaded = std::thread::scope(|scope| {
                 scope.spawn(|| {
                     while !stop.load(Relaxed) {
                         std::hint::spin_loop()
                     }
                 });
-                let beside = write_both_ways(site, port);
+                let loaded = write_both_ways(site, port);
                 stop.store(true, Relaxed);
-                beside
+                loaded
             });
-            ratios.push((beside.0 / alone.0, beside.0 / beside.1 / (alone.0 / alone.1), alone.0, beside.0));
+            ratios.push((loaded.0 / alone.0, loaded.0 / loaded.1 / (alone.0 / alone.1), alone.0, loaded.0));
         }
         let of = |which: fn(&(f64, f64, f64, f64)) -> f64| median(ratios.iter().map(which));
         let (bandwidth, by_cpu) = (of(|r| r.0), of(|r| r.1));
@@ -203,8 +203,8 @@ fn write_both_ways(site: &Site, port: &str) -> (f64, f64) {
         Duration::from_micros(time.try_into().unwrap_or(0)).as_secs_f64()
     };
     let before = used();
-    let (said, _) = site.play(port, "ib_write_bw -x 1 -F -b -D 3", PERFTEST_PORT);
-    let line = said.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
+    let (output, _) = site.play(port, "ib_write_bw -x 1 -F -b -D 3", PERFTEST_PORT);
+    let line = output.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
     let bandwidth = line.split_whitespace().nth(3).and_then(|word| word.parse().ok());
-    (bandwidth.unwrap_or_else(|| panic!("ib_write_bw said: {said}")), used() - before)
+    (bandwidth.unwrap_or_else(|| panic!("ib_write_bw said: {output}")), used() - before)
 }

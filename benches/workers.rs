@@ -45,9 +45,9 @@ fn lanes(workers: usize, crossed: bool) -> Vec<Lane> {
         (qp, cq, pd.register(1 << 16, access).expect("memory"))
     };
     // QPs go to the workers in turn.
-    let [near, mut far] =
+    let [local, mut remote] =
         devices.each_ref().map(|device| (0..workers).map(|_| make(device)).collect::<Vec<_>>());
-    far.rotate_left(crossed.into());
+    remote.rotate_left(crossed.into());
     let lane = |(worker, ((qp, cq, source), (peer, peer_cq, target)))| {
         let (qp, peer): (QueuePair, QueuePair) = (qp, peer);
         let (here, there) = (qp.endpoint(0).expect("an address"), peer.endpoint(0).expect("an address"));
@@ -56,7 +56,7 @@ fn lanes(workers: usize, crossed: bool) -> Vec<Lane> {
         let workers = [worker, (worker + usize::from(crossed)) % workers];
         Lane { workers, devices: devices.clone(), qp, cq, source, target, _peer: (peer, peer_cq) }
     };
-    near.into_iter().zip(far).enumerate().map(lane).collect()
+    local.into_iter().zip(remote).enumerate().map(lane).collect()
 }
 
 impl Lane {

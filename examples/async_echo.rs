@@ -27,19 +27,19 @@ const MESSAGE: u32 = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let (client, server) = (ConnectionManager::start(&near)?, ConnectionManager::start(&far)?);
-    let address = SocketAddr::new(far.gid(0)?.to_ip(), 7174);
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let (client, server) = (ConnectionManager::start(&local)?, ConnectionManager::start(&remote)?);
+    let address = SocketAddr::new(remote.gid(0)?.to_ip(), 7174);
     let listener = server.listen(address, CONNECTIONS as u32)?;
     let began = Instant::now();
     let blocks = std::env::args().nth(1).is_some_and(|word| word == "threads");
     let usage = if blocks {
-        threads(&near, &client, &far, &listener, address)?
+        threads(&local, &client, &remote, &listener, address)?
     } else {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?
-            .block_on(tasks(near, client, far, listener, address))?
+            .block_on(tasks(local, client, remote, listener, address))?
     };
     let rate = (CONNECTIONS * ROUND_TRIPS) as f64 / began.elapsed().as_secs_f64();
     println!(

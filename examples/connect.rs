@@ -41,11 +41,11 @@ fn open(interface: &str) -> Result<Device> {
 }
 
 fn in_one_process() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let server = far.gid(0)?.to_ip();
-    let serving = std::thread::spawn(move || serve(&far));
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let server = remote.gid(0)?.to_ip();
+    let serving = std::thread::spawn(move || serve(&remote));
     // For a moment, the manager repeats a request that arrives before the server listens.
-    send(&near, server)?;
+    send(&local, server)?;
     serving.join().expect("no panic")
 }
 

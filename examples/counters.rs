@@ -22,9 +22,9 @@ const TICKETS: usize = 500;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let pd = far.alloc_pd()?;
-    let cq = far.create_cq(1, None)?;
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let pd = remote.alloc_pd()?;
+    let cq = remote.create_cq(1, None)?;
     // An atomic needs memory aligned to 8 bytes, and REMOTE_ATOMIC rights at the region and at the queue pair.
     let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
     let counter = pd.register(8, access)?;
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let mut servers = Vec::new();
     for _ in 0..CLIENTS {
         let server = pd.queue_pair(&cq).create()?;
-        let (pd, cq) = (near.alloc_pd()?, near.create_cq(4, None)?);
+        let (pd, cq) = (local.alloc_pd()?, local.create_cq(4, None)?);
         let qp = pd.queue_pair(&cq).create()?;
         let (here, there) = (qp.endpoint(0)?, server.endpoint(0)?);
         qp.connect(&here, &there, &ConnectOptions::default())?;

@@ -66,11 +66,11 @@ impl Client {
     fn get(&self, key: u64) -> Result<Option<u64>> {
         for probe in 0..PROBES {
             let slot = (place(key) + probe) % SLOTS;
-            let (found, value) = self.read(slot)?;
-            if found == key {
+            let (slot_key, value) = self.read(slot)?;
+            if slot_key == key {
                 return Ok(Some(value));
             }
-            if found == 0 {
+            if slot_key == 0 {
                 return Ok(None);
             }
         }
@@ -94,15 +94,15 @@ impl Client {
 }
 
 fn main() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
     // The server has a readable table and a queue pair for its peers, and posts no receive.
-    let pd = far.alloc_pd()?;
-    let cq = far.create_cq(1, None)?;
+    let pd = remote.alloc_pd()?;
+    let cq = remote.create_cq(1, None)?;
     let server = pd.queue_pair(&cq).create()?;
     let table = Table(pd.register(SLOTS as usize * SLOT, Access::LOCAL_WRITE | Access::REMOTE_READ)?);
 
-    let pd = near.alloc_pd()?;
-    let cq = near.create_cq(4, None)?;
+    let pd = local.alloc_pd()?;
+    let cq = local.create_cq(4, None)?;
     let qp = pd.queue_pair(&cq).create()?;
     let (here, there) = (qp.endpoint(0)?, server.endpoint(0)?);
     qp.connect(&here, &there, &ConnectOptions::default())?;
@@ -123,7 +123,7 @@ fn main() -> Result<()> {
         }
         Ok(changing.join().expect("no panic")?)
     })?;
-    let mut found = 0;
+    let mut count = 0;
     for key in 1..=600 {
         let value = client.get(key)?;
         let expected = match key {
@@ -134,8 +134,8 @@ fn main() -> Result<()> {
         if value != expected {
             return Err(format!("{key}: {value:?} instead of {expected:?}").into());
         }
-        found += u32::from(value.is_some());
+        count += u32::from(value.is_some());
     }
-    println!("{found} of 600 keys were found, and the server did nothing for it");
+    println!("{count} of 600 keys were found, and the server did nothing for it");
     Ok(())
 }

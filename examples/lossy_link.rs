@@ -21,11 +21,11 @@ const LENGTH: usize = 256 << 10;
 fn main() -> Result<(), Box<dyn Error>> {
     let seed: u64 = std::env::args().nth(1).map_or(Ok(1), |text| text.parse())?;
     // Two ports with a link in memory. The first one loses some of the frames that it sends.
-    let (near, far) = joined_ports(1500, None);
+    let (local, remote) = joined_ports(1500, None);
     let faults: FaultConfig = format!("drop=0.02,dir=tx,seed={seed}").parse()?;
-    let near = Box::new(FaultPort::new(near, &faults));
+    let local = Box::new(FaultPort::new(local, &faults));
     let config = |seed| NicConfig { seed, ..NicConfig::default() };
-    let mut pair = Pair::new(Host::new(1, config(1), near), Host::new(2, config(2), far));
+    let mut pair = Pair::new(Host::new(1, config(1), local), Host::new(2, config(2), remote));
 
     let [a, b] = [&mut pair.a, &mut pair.b].map(|host| {
         let region = host.register(LENGTH, Access::READ_WRITE);
@@ -33,10 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let ((qp_a, from), (qp_b, to)) = (a, b);
     let way = pair.a.path(2, false);
-    let told =
+    let connected =
         Connected { peer: qp_b.handle.qpn, path: way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
-    pair.a.connect(&qp_a, &told)?;
-    let back = Connected { peer: qp_a.handle.qpn, path: pair.b.path(1, false), ..told };
+    pair.a.connect(&qp_a, &connected)?;
+    let back = Connected { peer: qp_a.handle.qpn, path: pair.b.path(1, false), ..connected };
     pair.b.connect(&qp_b, &back)?;
 
     let write = SendWr::write(to.address, RKey(to.key)).signaled();

@@ -161,28 +161,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (resolver, config) = (Box::new(LastByte), DeviceConfig::default());
         Ok(Device::new(&format!("socket{number}"), port, [address(number)], resolver, &config)?)
     };
-    let (near, far) = (open(one, 1)?, open(other, 2)?);
+    let (local, remote) = (open(one, 1)?, open(other, 2)?);
 
-    let (near_pd, far_pd) = (near.alloc_pd()?, far.alloc_pd()?);
-    let (near_cq, far_cq) = (near.create_cq(4, None)?, far.create_cq(4, None)?);
-    let near_qp = near_pd.queue_pair(&near_cq).create()?;
-    let far_qp = far_pd.queue_pair(&far_cq).create()?;
-    let (here, there) = (near_qp.endpoint(0)?, far_qp.endpoint(0)?);
-    near_qp.connect(&here, &there, &ConnectOptions::default())?;
+    let (local_pd, remote_pd) = (local.alloc_pd()?, remote.alloc_pd()?);
+    let (local_cq, remote_cq) = (local.create_cq(4, None)?, remote.create_cq(4, None)?);
+    let local_qp = local_pd.queue_pair(&local_cq).create()?;
+    let remote_qp = remote_pd.queue_pair(&remote_cq).create()?;
+    let (here, there) = (local_qp.endpoint(0)?, remote_qp.endpoint(0)?);
+    local_qp.connect(&here, &there, &ConnectOptions::default())?;
     let access = Access::REMOTE_READ;
-    far_qp.connect(&there, &here, &ConnectOptions { access, ..ConnectOptions::default() })?;
+    remote_qp.connect(&there, &here, &ConnectOptions { access, ..ConnectOptions::default() })?;
 
-    let source = far_pd.register(LENGTH, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let source = remote_pd.register(LENGTH, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     let bytes: Vec<u8> = (0..LENGTH).map(|i| (i * 31 + i / 251) as u8).collect();
     source.write_at(0, &bytes)?;
-    let target = near_pd.register(LENGTH, Access::LOCAL_WRITE)?;
+    let target = local_pd.register(LENGTH, Access::LOCAL_WRITE)?;
     let (remote_addr, rkey) = (source.address(), source.rkey());
     let read = SendWr::read(remote_addr, rkey).signaled();
-    near_qp.post_send(&read, &[target.sge(0, LENGTH as u32)])?;
-    near_cq.wait(Duration::from_secs(10)).ok_or("no completion in time")?.ok()?;
+    local_qp.post_send(&read, &[target.sge(0, LENGTH as u32)])?;
+    local_cq.wait(Duration::from_secs(10)).ok_or("no completion in time")?.ok()?;
     if target.to_vec(0, LENGTH)? != bytes {
         return Err("other bytes than those that were sent".into());
     }
-    println!("{LENGTH} bytes were read in {} frames over a Unix socket", far.counter("tx_packets"));
+    println!("{LENGTH} bytes were read in {} frames over a Unix socket", remote.counter("tx_packets"));
     Ok(())
 }

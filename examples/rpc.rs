@@ -84,7 +84,7 @@ impl Client {
     }
 
     /// Sends a request, after posting the receive for the answer.
-    fn ask(&self, number: u64) -> Result<()> {
+    fn request(&self, number: u64) -> Result<()> {
         self.qp.post_recv(1, &[self.answer.sge(0, MESSAGE as u32)])?;
         Ok(self.qp.post_send_inline(&SendWr::send(), &number.to_le_bytes())?)
     }
@@ -96,20 +96,20 @@ impl Client {
 }
 
 fn main() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let server = Server::new(&far)?;
-    let clients = (0..CLIENTS).map(|_| Client::new(&near)).collect::<Result<Vec<_>>>()?;
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let server = Server::new(&remote)?;
+    let clients = (0..CLIENTS).map(|_| Client::new(&local)).collect::<Result<Vec<_>>>()?;
     for (client, qp) in clients.iter().zip(&server.qps) {
         let (here, there) = (client.qp.endpoint(0)?, qp.endpoint(0)?);
         client.qp.connect(&here, &there, &ConnectOptions::default())?;
         qp.connect(&there, &here, &ConnectOptions::default())?;
     }
     std::thread::scope(|scope| -> Result<()> {
-        let asking = scope.spawn(|| -> std::result::Result<(), String> {
+        let caller = scope.spawn(|| -> std::result::Result<(), String> {
             for round in 0..u64::from(REQUESTS) {
                 let number = |client: usize| round * CLIENTS as u64 + client as u64;
                 for (i, client) in clients.iter().enumerate() {
-                    client.ask(number(i)).map_err(|e| e.to_string())?;
+                    client.request(number(i)).map_err(|e| e.to_string())?;
                 }
                 for (i, client) in clients.iter().enumerate() {
                     let answer = client.answer().map_err(|e| e.to_string())?;
@@ -120,10 +120,10 @@ fn main() -> Result<()> {
             }
             Ok(())
         });
-        while !asking.is_finished() {
+        while !caller.is_finished() {
             server.serve()?;
         }
-        Ok(asking.join().expect("no panic")?)
+        Ok(caller.join().expect("no panic")?)
     })?;
     println!(
         "{} requests of {CLIENTS} clients were answered from {RECEIVES} receives",

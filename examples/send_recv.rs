@@ -114,8 +114,8 @@ impl End {
 }
 
 fn in_one_process() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let (sender, receiver) = (End::new(&near)?, End::new(&far)?);
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let (sender, receiver) = (End::new(&local)?, End::new(&remote)?);
     sender.connect(&receiver.here)?;
     receiver.connect(&sender.here)?;
     receiver.post_receive()?;

@@ -42,15 +42,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for n in 0..READERS {
         let device = open(n)?;
         let (own_pd, own_cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
-        let (qp, far) = (own_pd.queue_pair(&own_cq).create()?, pd.queue_pair(&cq).create()?);
-        let (here, there) = (qp.endpoint(0)?, far.endpoint(0)?);
+        let (qp, remote) = (own_pd.queue_pair(&own_cq).create()?, pd.queue_pair(&cq).create()?);
+        let (here, there) = (qp.endpoint(0)?, remote.endpoint(0)?);
         qp.connect(&here, &there, &ConnectOptions::default())?;
-        far.connect(&there, &here, &ConnectOptions::default())?;
+        remote.connect(&there, &here, &ConnectOptions::default())?;
         let copy = own_pd.register(LENGTH, Access::LOCAL_WRITE)?;
         let read = SendWr::read(source.address(), source.rkey()).signaled();
         qp.post_send(&read, &[copy.sge(0, LENGTH as u32)])?;
         copies.push(copy);
-        ends.push((own_cq, qp, far));
+        ends.push((own_cq, qp, remote));
     }
 
     fabric.run(Nanos::from_millis(1_000));

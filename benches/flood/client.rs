@@ -62,7 +62,7 @@ pub(crate) fn run(port: &str) {
             }
             "stop" => {
                 tally.counts.store(false, Relaxed);
-                tell(tally, began, before);
+                report(tally, began, before);
                 // Exit without waiting for the other threads.
                 std::process::exit(0);
             }
@@ -76,7 +76,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Prints MB/s, connections and failures, then median, 99th percentile and maximum in us.
-fn tell(tally: &Tally, began: Instant, before: u64) {
+fn report(tally: &Tally, began: Instant, before: u64) {
     let rate = (tally.bytes.load(Relaxed) - before) as f64 / 1e6 / began.elapsed().as_secs_f64();
     let mut took = lock(&tally.took).clone();
     let connections = took.len();

@@ -89,9 +89,9 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Honest {
     /// QP of the near end.
-    pub(crate) near: Qpn,
+    pub(crate) local: Qpn,
     /// QP of the far end, and the GUID of its adapter.
-    pub(crate) far: Qpn,
+    pub(crate) remote: Qpn,
     pub(crate) guid: u64,
 }
 
@@ -131,11 +131,11 @@ impl Frames {
         let number = self.number;
         let turn = number as usize % Kind::TURNS.len();
         let kind = if self.kind == Kind::Mixed { Kind::TURNS[turn] } else { self.kind };
-        let stranger = (number / if self.kind == Kind::Mixed { 7 } else { 1 } % STRANGERS) as usize;
+        let unknown_peer = (number / if self.kind == Kind::Mixed { 7 } else { 1 } % STRANGERS) as usize;
         let template = match kind {
             Kind::BadIcrc | Kind::Named => &self.peer,
-            Kind::Known => &self.known[stranger],
-            _ => &self.silent[stranger],
+            Kind::Known => &self.known[unknown_peer],
+            _ => &self.silent[unknown_peer],
         };
         let bth = |opcode, dest_qp| Bth { opcode, dest_qp, psn: Psn::new(number), ..Bth::default() };
         let datagram =
@@ -145,20 +145,20 @@ impl Frames {
             Kind::Discard => write(frame, template, datagram, Body::Length(MAD_LEN)),
             Kind::DiscardLong => write(frame, template, datagram, Body::Length(LONG)),
             Kind::UnknownQpn => {
-                let nobody = Qpn::new(self.honest.near.value() ^ (1 + number % 1000) << 4);
+                let nobody = Qpn::new(self.honest.local.value() ^ (1 + number % 1000) << 4);
                 write(frame, template, (bth(Opcode::RC_SEND_ONLY, nobody), Ext::None), Body::Length(MAD_LEN));
             }
             Kind::BadIcrc => {
                 write(
                     frame,
                     template,
-                    (bth(Opcode::RC_SEND_ONLY, self.honest.near), Ext::None),
+                    (bth(Opcode::RC_SEND_ONLY, self.honest.local), Ext::None),
                     Body::Length(1024),
                 );
                 *frame.last_mut().expect("a frame") ^= 1;
             }
             Kind::Cnp => {
-                let notice = Bth { becn: true, ..bth(Opcode::CNP, self.honest.near) };
+                let notice = Bth { becn: true, ..bth(Opcode::CNP, self.honest.local) };
                 write(frame, template, (notice, Ext::None), Body::Length(0));
             }
             Kind::Long => write(frame, template, datagram, Body::Length(LONG)),
@@ -166,11 +166,12 @@ impl Frames {
             Kind::Refused | Kind::Silent | Kind::Known => {
                 let port = if kind == Kind::Refused { UNUSED_PORT } else { PORT };
                 let first = if kind == Kind::Known { KNOWN } else { SILENT };
-                let mad = req(number, Ipv4Addr::from(first + stranger as u32), port, (number.into(), number));
+                let mad =
+                    req(number, Ipv4Addr::from(first + unknown_peer as u32), port, (number.into(), number));
                 write(frame, template, datagram, Body::Bytes(&mad));
             }
             Kind::Named => {
-                let mad = req(number, FAR, PORT, (self.honest.guid, self.honest.far.value()));
+                let mad = req(number, FAR, PORT, (self.honest.guid, self.honest.remote.value()));
                 write(frame, template, datagram, Body::Bytes(&mad));
             }
         }

@@ -75,9 +75,9 @@ impl Plan {
                 }
                 "--counters" => plan.counters = true,
                 name => {
-                    let found = Kind::ALL.into_iter().find(|(_, known)| *known == name);
+                    let matching = Kind::ALL.into_iter().find(|(_, known)| *known == name);
                     let names = Kind::ALL.map(|(_, name)| name).join(", ");
-                    plan.kinds.push(found.unwrap_or_else(|| panic!("no kind {name}: {names}")));
+                    plan.kinds.push(matching.unwrap_or_else(|| panic!("no kind {name}: {names}")));
                 }
             }
         }
@@ -156,9 +156,9 @@ struct Row {
 impl Row {
     /// Returns the budgets exceeded, if any.
     fn verdict(&self, kind: Kind) -> Option<String> {
-        let asks = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
+        let requests = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
         // NaN: no connection completed, and none is pending.
-        let slow = asks && (self.median.is_nan() || self.median > MEDIAN);
+        let slow = requests && (self.median.is_nan() || self.median > MEDIAN);
         let grows = self.memory[1] - self.memory[0] > GROWTH;
         match (slow, grows) {
             (false, false) => None,
@@ -171,28 +171,28 @@ impl Row {
 
 fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
     let site = Site::new();
-    let mut server = End::start(&site.near, &["server", port]);
-    assert_eq!(server.hear(), "ready");
-    let mut client = End::start(&site.far, &["client", port]);
-    let said = client.hear();
-    let numbers = said.strip_prefix("connected ").unwrap_or_else(|| panic!("the client said {said}"));
+    let mut server = End::start(&site.local, &["server", port]);
+    assert_eq!(server.read_line(), "ready");
+    let mut client = End::start(&site.remote, &["client", port]);
+    let stdout = client.read_line();
+    let numbers = stdout.strip_prefix("connected ").unwrap_or_else(|| panic!("the client said {stdout}"));
     let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
-    let [near, far, guid] = numbers[..] else { panic!("the client said {said}") };
-    let honest = Honest { near: Qpn::new(near as u32), far: Qpn::new(far as u32), guid };
-    client.say("connect");
+    let [local, remote, guid] = numbers[..] else { panic!("the client said {stdout}") };
+    let honest = Honest { local: Qpn::new(local as u32), remote: Qpn::new(remote as u32), guid };
+    client.write_line("connect");
     std::thread::sleep(WARM_UP);
     let before = server.memory();
     let stop: &'static AtomicBool = Box::leak(Box::default());
     let flood = (kind != Kind::Nothing).then(|| site.flood(kind, honest, stop));
     std::thread::sleep(WARM_UP);
-    client.say("go");
+    client.write_line("go");
     let (began, used) = (Instant::now(), server.processor());
     std::thread::sleep(time);
     let (took, used) = (began.elapsed(), server.processor() - used);
-    client.say("stop");
+    client.write_line("stop");
     // The client may have reconnected meanwhile.
     let figures = loop {
-        let line = client.hear();
+        let line = client.read_line();
         if !line.starts_with("connected") {
             break line;
         }
@@ -201,8 +201,8 @@ fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
     let sent = flood.map_or(0, |flood| flood.join().expect("a flood"));
     let memory = [before, server.memory()];
     if counters {
-        server.say("tell");
-        println!("{}", server.hear());
+        server.write_line("tell");
+        println!("{}", server.read_line());
     }
     let figures: Vec<f64> = figures.split(' ').map(|word| word.parse().expect("a number")).collect();
     let [rate, connects, failures, median, p99, longest] = figures[..] else { panic!("{figures:?}") };
@@ -227,7 +227,7 @@ fn open(port: &str, interface: &str) -> Device {
 /// A child process of this program, as one of the two ends. Killed on drop.
 struct End {
     child: Child,
-    said: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Drop for End {
@@ -243,18 +243,18 @@ impl End {
         command.args(role).stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = namespace.run(move || command.spawn()).expect("the namespace");
         let mut child = child.expect("a process");
-        let said = BufReader::new(child.stdout.take().expect("a pipe"));
-        End { child, said }
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        End { child, output: stdout }
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
-        let read = self.said.read_line(&mut line).expect("a pipe");
+        let read = self.output.read_line(&mut line).expect("a pipe");
         assert!(read > 0, "the process has ended: {:?}", self.child.wait());
         line.trim_end().to_owned()
     }
 
-    fn say(&mut self, line: &str) {
+    fn write_line(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().expect("a pipe"), "{line}").expect("a pipe");
     }
 

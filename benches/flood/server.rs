@@ -98,7 +98,7 @@ pub(crate) fn serve(port: &str) {
         match task {
             Task::Connect(id) => server.connect(id),
             Task::Forget(id) => drop(server.qps.remove(&id)),
-            Task::Tell => server.tell(),
+            Task::Tell => server.report(),
         }
     }
 }
@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    fn tell(&self) {
+    fn report(&self) {
         let (counters, known) =
             self.service.with(|manager, _, _| (*manager.counters(), manager.connections()));
         let device: Vec<_> = self.device.counters().into_iter().filter(|(_, count)| *count > 0).collect();

@@ -18,18 +18,18 @@ const BATCH: usize = 64;
 /// Two namespaces joined by the veth pair `left` - `right`, MTU 4200. All flood addresses are on-link for `left`; half of them are known
 /// neighbours.
 pub(crate) struct Site {
-    pub(crate) near: NetNs,
-    pub(crate) far: NetNs,
+    pub(crate) local: NetNs,
+    pub(crate) remote: NetNs,
     station: [u8; 6],
 }
 
 impl Site {
     pub(crate) fn new() -> Site {
-        let near = NetNs::create("bench-flood-a").expect("a namespace");
-        let far = NetNs::create("bench-flood-b").expect("a namespace");
-        let mut left = Links::open_in(&near).expect("netlink");
-        left.create_veth("left", &far, "right", 1).expect("a pair");
-        let mut right = Links::open_in(&far).expect("netlink");
+        let local = NetNs::create("bench-flood-a").expect("a namespace");
+        let remote = NetNs::create("bench-flood-b").expect("a namespace");
+        let mut left = Links::open_in(&local).expect("netlink");
+        left.create_veth("left", &remote, "right", 1).expect("a pair");
+        let mut right = Links::open_in(&remote).expect("netlink");
         let ends: [(_, _, &[&str]); 2] = [
             (&mut left, "left", &["192.0.2.1/24", "198.18.0.1/15"]),
             (&mut right, "right", &["192.0.2.2/24"]),
@@ -45,13 +45,13 @@ impl Site {
             left.add_neighbour("left", IpAddr::V4(stranger), STATION).expect("a neighbour");
         }
         let station =
-            near.run(|| Interface::by_name("left")).expect("the namespace").expect("an interface").mac;
-        Site { near, far, station }
+            local.run(|| Interface::by_name("left")).expect("the namespace").expect("an interface").mac;
+        Site { local, remote, station }
     }
 
     /// Sends frames of a kind until `stop`. The thread returns the number of frames sent.
     pub(crate) fn flood(&self, kind: Kind, honest: Honest, stop: &'static AtomicBool) -> JoinHandle<u64> {
-        let wire = self.far.run(|| Wire::open("right")).expect("the namespace").expect("a packet socket");
+        let wire = self.remote.run(|| Wire::open("right")).expect("the namespace").expect("a packet socket");
         let mut frames = Frames::new(kind, self.station, honest);
         std::thread::spawn(move || {
             let mut batch = vec![Vec::new(); BATCH];

@@ -75,9 +75,9 @@ impl Drop for HalfProcessor {
 /// What the honest client prints: WRITEs in a window, and the longest in ms.
 fn honest(site: &Site, place: &Path, tenant: &str) -> (f64, f64) {
     let program = format!("{tenant} honest {WINDOW}");
-    let ended = Running::start(&site.near, as_user(place, HONEST[0], "left", &program)).finish();
+    let ended = Running::start(&site.local, as_user(place, HONEST[0], "left", &program)).finish();
     assert!(ended.status.success(), "{ended:?}");
-    let words: Vec<&str> = ended.said.split_whitespace().collect();
+    let words: Vec<&str> = ended.output.split_whitespace().collect();
     let number = |at: usize| words.get(at).and_then(|word| word.parse().ok());
     number(0).zip(number(6)).unwrap_or_else(|| panic!("{ended:?}"))
 }
@@ -108,7 +108,7 @@ fn attack(name: &str, site: &Site, place: &Path, tenant: &str, group: &HalfProce
         None => as_user(place, uid, "left", &format!("{tenant} {name} {seconds}")),
     };
     group.hold(&mut command);
-    Running::start(&site.near, command)
+    Running::start(&site.local, command)
 }
 
 /// Measures attacks for `minutes`, all in turn. False: an honest client had too little.
@@ -130,16 +130,16 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
             let alone = honest(site, place, &tenant);
             let hostile = attack(name, site, place, &tenant, &group);
             std::thread::sleep(BEGIN);
-            let beside = honest(site, place, &tenant);
-            let said = hostile.finish().said;
+            let under_attack = honest(site, place, &tenant);
+            let output = hostile.finish().output;
             println!(
                 "{what}: {:.2} of the rate, longest {:.1} ms (alone {:.1} ms); the attacker: {}",
-                beside.0 / alone.0,
-                beside.1,
+                under_attack.0 / alone.0,
+                under_attack.1,
                 alone.1,
-                said.trim()
+                output.trim()
             );
-            row.push((beside.0 / alone.0, beside.1, alone.1));
+            row.push((under_attack.0 / alone.0, under_attack.1, alone.1));
         }
     }
     println!(
@@ -152,9 +152,9 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
             row.iter().map(|one| one.0).fold(f64::INFINITY, f64::min),
         );
         let longest = |of: fn(&(f64, f64, f64)) -> f64| row.iter().map(of).fold(0.0, f64::max);
-        let (beside, alone) = (longest(|one| one.1), longest(|one| one.2));
-        println!("| {what} | {part:.2} | {lowest:.2} | {beside:.1} | {alone:.1} |");
-        holds &= part >= PART && beside <= PAUSE.max(alone);
+        let (under_attack, alone) = (longest(|one| one.1), longest(|one| one.2));
+        println!("| {what} | {part:.2} | {lowest:.2} | {under_attack:.1} | {alone:.1} |");
+        holds &= part >= PART && under_attack <= PAUSE.max(alone);
     }
     holds
 }

@@ -64,8 +64,8 @@ impl Client {
         link.send(&hello, &[])?;
         let refused = |why: String| std::io::Error::other(why);
         let hung_up = || refused("it hung up".into());
-        let (heard, _) = link.receive::<Result<(), String>>()?.ok_or_else(hung_up)?;
-        heard.map_err(refused)?;
+        let (greeting, _) = link.receive::<Result<(), String>>()?.ok_or_else(hung_up)?;
+        greeting.map_err(refused)?;
         link.show(&memory.each_ref().map(AsFd::as_fd))?;
         let (welcome, fds) = link.receive::<Result<Welcome, String>>()?.ok_or_else(hung_up)?;
         let welcome = welcome.map_err(refused)?;
@@ -225,7 +225,7 @@ pub(crate) fn program(interface: &str, time: Duration) {
 }
 
 /// Runs a client without permission: silent connections, greetings with too many descriptors, immediate disconnects.
-pub(crate) fn stranger(interface: &str, time: Duration) {
+pub(crate) fn without_permission(interface: &str, time: Duration) {
     let until = Instant::now() + time;
     let (mut held, mut knocks) = (Vec::new(), 0u64);
     while Instant::now() < until {
@@ -255,15 +255,16 @@ pub(crate) fn snapshots(interface: &str, time: Duration) {
     let until = Instant::now() + time;
     let clients: Vec<Client> =
         (0..READERS).map(|_| Client::new(interface).expect("the NIC serves it")).collect();
-    let ask = |client: &Client, request: Request| {
+    let send_request = |client: &Client, request: Request| {
         client.link.send(&request, &[]).expect("the NIC lives");
         client.link.receive::<Reply>().expect("the NIC lives").expect("an answer").0
     };
-    let Ok(Response::Answer(Answer::Pd(pd))) = ask(&clients[0], Request::Command(Command::AllocPd)) else {
+    let Ok(Response::Answer(Answer::Pd(pd))) = send_request(&clients[0], Request::Command(Command::AllocPd))
+    else {
         panic!("no protection domain")
     };
     let ring = Completions { place: ArenaPlace { arena: 0, at: 0 }, capacity: 4 };
-    let made = ask(&clients[0], MemoryCommand::CreateCq { ring, notify: None }.into());
+    let made = send_request(&clients[0], MemoryCommand::CreateCq { ring, notify: None }.into());
     let Ok(Response::Answer(Answer::Cq(cq))) = made else { panic!("no queue: {made:?}") };
     // The queues of all are in one place: none of them is used.
     let sends = ArenaPlace { arena: 0, at: 512 };
@@ -271,12 +272,12 @@ pub(crate) fn snapshots(interface: &str, time: Duration) {
         ReceiveSource::Own(Receives { place: ArenaPlace { arena: 0, at: 8192 }, capacity: 16, max_sge: 2 });
     let init = QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true };
     let create = || MemoryCommand::CreateQp { pd, send_cq: cq, recv_cq: cq, init, sends, receives };
-    let count = (0..QPS).take_while(|_| ask(&clients[0], create().into()).is_ok()).count();
+    let count = (0..QPS).take_while(|_| send_request(&clients[0], create().into()).is_ok()).count();
     let taken = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for client in &clients {
             scope.spawn(|| {
-                while Instant::now() < until && ask(client, Request::Snapshot).is_ok() {
+                while Instant::now() < until && send_request(client, Request::Snapshot).is_ok() {
                     taken.fetch_add(1, Relaxed);
                 }
             });

@@ -120,28 +120,28 @@ impl Drop for StopOnPanic<'_> {
 /// Runs a pair repeatedly.
 fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
     let uid = HONEST[pair / 4];
-    let [serves, asks] = programs(pair);
+    let [serves, requests] = programs(pair);
     let port = FIRST_PORT + pair as u16;
     while !score.stop.load(Relaxed) {
         let window = score.is_hostile.load(Relaxed);
-        let mut server = Running::start(&site.near, as_user(place, uid, "left", &serves));
+        let mut server = Running::start(&site.local, as_user(place, uid, "left", &serves));
         if serves.starts_with("rping") {
             server.wait_until_it_serves();
         } else {
             server.wait_until_it_listens(port);
         }
-        let client = Running::start(&site.far, as_user(place, uid, "right", &asks)).finish();
+        let client = Running::start(&site.remote, as_user(place, uid, "right", &requests)).finish();
         if !ends_by(&mut server, Instant::now() + ENDS) {
-            let found = diagnosis(site, place, &server);
-            panic!("{serves}: has not ended {ENDS:?} after its client\nclient: {client:?}\n{found}");
+            let findings = diagnosis(site, place, &server);
+            panic!("{serves}: has not ended {ENDS:?} after its client\nclient: {client:?}\n{findings}");
         }
         let server = server.finish();
         assert!(
             client.status.success() && server.status.success(),
-            "{asks}\nclient: {client:?}\nserver: {server:?}"
+            "{requests}\nclient: {client:?}\nserver: {server:?}"
         );
         score.rounds.fetch_add(1, Relaxed);
-        let figures = client.said.lines().skip_while(|line| !line.contains("#bytes")).nth(1);
+        let figures = client.output.lines().skip_while(|line| !line.contains("#bytes")).nth(1);
         let rare = figures.and_then(|line| line.split_whitespace().nth(8)?.parse::<f64>().ok());
         if let Some(rare) = rare
             && window == score.is_hostile.load(Relaxed)
@@ -178,7 +178,7 @@ fn diagnosis(site: &Site, place: &Path, program: &Running) -> String {
     }
     let outputs = commands.into_iter().map(|command| {
         let name = format!("{command:?}");
-        format!("{name}:\n{}\n", Running::start(&site.near, command).finish().said)
+        format!("{name}:\n{}\n", Running::start(&site.local, command).finish().output)
     });
     outputs.collect()
 }
@@ -222,12 +222,12 @@ fn windows(site: &Site, place: &Path, score: &Score, minutes: u64) {
                 vec![own(place, HOSTILE, &["--compute", "left", &time])]
             };
             let running: Vec<_> =
-                commands.into_iter().map(|command| Running::start(&site.near, command)).collect();
+                commands.into_iter().map(|command| Running::start(&site.local, command)).collect();
             for program in running {
                 let ended = program.finish();
                 assert!(ended.status.success(), "{ended:?}");
                 if is_hostile {
-                    println!("{}", ended.said.trim());
+                    println!("{}", ended.output.trim());
                 }
             }
         }
@@ -249,7 +249,7 @@ fn main() -> ExitCode {
         let time = Duration::from_millis(millis);
         match role {
             "--hostile" => hostile::program(interface, time),
-            "--stranger" => hostile::stranger(interface, time),
+            "--stranger" => hostile::without_permission(interface, time),
             "--snapshots" => hostile::snapshots(interface, time),
             _ => compute(time),
         }

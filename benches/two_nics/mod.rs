@@ -51,9 +51,9 @@ impl Bench {
     pub(crate) fn batch(&mut self, opcode: WrOpcode, length: u32) {
         let first = self.next;
         for i in 0..BATCH {
-            let [near, far] = &self.qps[(first + i / self.in_a_row) % self.qps.len()];
+            let [local, remote] = &self.qps[(first + i / self.in_a_row) % self.qps.len()];
             if opcode == WrOpcode::Send {
-                self.pair.b.post_recv(far, 0, &[self.target.sge(0, length)]).expect("room");
+                self.pair.b.post_recv(remote, 0, &[self.target.sge(0, length)]).expect("room");
             }
             let wr = SendWr {
                 opcode,
@@ -63,22 +63,22 @@ impl Bench {
                 ..SendWr::default()
             };
             let sges = [self.source.sge(0, length)];
-            self.pair.a.post_send(near, &wr, Payload::Sges(&sges)).expect("room");
+            self.pair.a.post_send(local, &wr, Payload::Sges(&sges)).expect("room");
         }
-        let (mut near_done, mut far_done) = (0, if opcode == WrOpcode::Send { 0 } else { BATCH });
-        while near_done < BATCH || far_done < BATCH {
+        let (mut local_done, mut remote_done) = (0, if opcode == WrOpcode::Send { 0 } else { BATCH });
+        while local_done < BATCH || remote_done < BATCH {
             self.pair.now = self.pair.now + Nanos(1_000);
             self.pair.a.worker.poll(self.pair.now);
             self.pair.b.worker.poll(self.pair.now);
             for i in 0..BATCH.div_ceil(self.in_a_row).min(self.qps.len()) {
-                let [near, far] = &self.qps[(first + i) % self.qps.len()];
-                while let Some(wc) = self.pair.a.poll_cq(near) {
+                let [local, remote] = &self.qps[(first + i) % self.qps.len()];
+                while let Some(wc) = self.pair.a.poll_cq(local) {
                     black_box(wc);
-                    near_done += 1;
+                    local_done += 1;
                 }
-                while let Some(wc) = self.pair.b.poll_cq(far) {
+                while let Some(wc) = self.pair.b.poll_cq(remote) {
                     black_box(wc);
-                    far_done += 1;
+                    remote_done += 1;
                 }
             }
         }

@@ -49,11 +49,11 @@ type Times = (f64, f64);
 /// Measures and prints all rows. Returns true if all are within budget. A program that fails or hangs ends the benchmark.
 pub(super) fn measure(site: &Site, waits: &str) -> bool {
     println!("\nbeside programs that compute, {RUNS} runs each: us, and x the floor's (<= {MOST})");
-    LOADS.iter().fold(true, |holds, load| beside(*load, || at_this_load(site, waits, *load)) & holds)
+    LOADS.iter().fold(true, |holds, load| under_load(*load, || at_this_load(site, waits, *load)) & holds)
 }
 
-/// Runs `meanwhile` beside `load` compute-bound threads.
-fn beside<T>(load: usize, meanwhile: impl FnOnce() -> T) -> T {
+/// Runs `meanwhile` next to `load` compute-bound threads.
+fn under_load<T>(load: usize, meanwhile: impl FnOnce() -> T) -> T {
     /// Stops the threads, even on panic: the scope would wait for them without end.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -120,11 +120,11 @@ fn one(site: &Site, port: &str, waits: &str, row: &(&str, &str, f64, Floor)) -> 
     if let Some(arguments) = command.strip_prefix("waits") {
         return echo_times(&site.play(port, &format!("{waits}{arguments}"), TCP_PORT).0);
     }
-    let (said, _) = site.play(port, command, PERFTEST_PORT);
+    let (output, _) = site.play(port, command, PERFTEST_PORT);
     // Columns: bytes, iterations, min, max, typical, average, deviation, 99 %, 99.9 %.
-    let figures = said.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
+    let figures = output.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
     let figure = |at| figures.split_whitespace().nth(at)?.parse::<f64>().ok();
-    let (typical, rare) = figure(4).zip(figure(8)).unwrap_or_else(|| panic!("{command} said: {said}"));
+    let (typical, rare) = figure(4).zip(figure(8)).unwrap_or_else(|| panic!("{command} said: {output}"));
     (typical * halves, rare * halves)
 }
 

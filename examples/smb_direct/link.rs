@@ -31,9 +31,9 @@ pub(crate) struct Link {
     /// Bytes that the message in `assembly` lacks.
     missing: u32,
     /// The peer waits for a message.
-    owes_response: bool,
+    response_due: bool,
     /// The next message asks for one of the peer's.
-    asks: bool,
+    requests_message: bool,
 }
 
 impl Link {
@@ -66,8 +66,8 @@ impl Link {
             sent: 0,
             assembly: Vec::new(),
             missing: 0,
-            owes_response: false,
-            asks: false,
+            response_due: false,
+            requests_message: false,
         }
     }
 
@@ -82,8 +82,8 @@ impl Link {
     }
 
     /// Asks the peer for a message with the next one of this end.
-    pub(crate) fn ask(&mut self) {
-        self.asks = true;
+    pub(crate) fn request_message(&mut self) {
+        self.requests_message = true;
     }
 
     /// Records receives that were posted again.
@@ -107,7 +107,7 @@ impl Link {
         let too_many = Refused::Field { field: "CreditsGranted", value: granted.into() };
         self.send_credits = self.send_credits.checked_add(granted).ok_or(too_many)?;
         self.peer_wants = transfer.credits_requested;
-        self.owes_response |= transfer.wants_response;
+        self.response_due |= transfer.wants_response;
         if transfer.data.is_empty() {
             return Ok(None);
         }
@@ -130,7 +130,7 @@ impl Link {
         // Grants travel with data. Alone they are sent when half of the credits are used, so that two ends do not answer grants for ever.
         let grants_alone = grant > 0 && self.receive_credits <= self.peer_wants / 2;
         let message = self.queue.front();
-        if message.is_none() && !grants_alone && !self.owes_response && !self.asks {
+        if message.is_none() && !grants_alone && !self.response_due && !self.requests_message {
             return None;
         }
         let rest = message.map_or(&[][..], |message| &message[self.sent..]);
@@ -139,7 +139,7 @@ impl Link {
         let transfer = DataTransfer {
             credits_requested: self.wants,
             credits_granted: grant,
-            wants_response: self.asks,
+            wants_response: self.requests_message,
             remaining,
             data,
         };
@@ -152,7 +152,7 @@ impl Link {
         self.send_credits -= 1;
         self.ungranted -= grant;
         self.receive_credits += grant;
-        (self.owes_response, self.asks) = (false, false);
+        (self.response_due, self.requests_message) = (false, false);
         Some(bytes)
     }
 }

@@ -94,75 +94,75 @@ fn wrong_negotiation_fields_are_named() {
 
 #[test]
 fn short_message_goes_in_one_transfer() {
-    let (mut near, mut far) = pair();
-    assert!(near.queue(pattern(500)));
-    let message = near.next_message().expect("a message");
+    let (mut local, mut remote) = pair();
+    assert!(local.queue(pattern(500)));
+    let message = local.next_message().expect("a message");
     // The first message grants all of this end's receives. The data is at offset 24, behind 4 bytes of padding.
     let header = [10, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 24, 0, 0, 0, 0xf4, 1, 0, 0, 0, 0, 0, 0];
     assert_eq!(message, [&header[..], &pattern(500)].concat());
-    assert_eq!(far.received(&message), Ok(Some(pattern(500))));
-    assert_eq!(near.next_message(), None);
+    assert_eq!(remote.received(&message), Ok(Some(pattern(500))));
+    assert_eq!(local.next_message(), None);
 }
 
 #[test]
 fn long_message_is_sent_in_fragments() {
-    let (mut near, mut far) = pair();
-    assert!(near.queue(pattern(64 << 10)));
-    let first = near.next_message().expect("a message");
+    let (mut local, mut remote) = pair();
+    assert!(local.queue(pattern(64 << 10)));
+    let first = local.next_message().expect("a message");
     // 65,536 bytes less the 1000 of the first fragment are 0xfc18.
     assert_eq!((&first[8..12], &first[16..20]), (&[0x18, 0xfc, 0, 0][..], &[0xe8, 3, 0, 0][..]));
-    assert_eq!(far.received(&first), Ok(None));
-    far.receives_are_posted(1);
-    let (received, count) = run(&mut near, &mut far);
+    assert_eq!(remote.received(&first), Ok(None));
+    remote.receives_are_posted(1);
+    let (received, count) = run(&mut local, &mut remote);
     assert_eq!(received, [vec![], vec![pattern(64 << 10)]]);
     // 65 further fragments, and a grant for each five of them.
     assert!((65..65 + 20).contains(&count), "{count} messages");
-    assert!(near.is_sent());
+    assert!(local.is_sent());
 }
 
 #[test]
 fn both_ends_may_send_at_once() {
-    let (mut near, mut far) = pair();
+    let (mut local, mut remote) = pair();
     for n in 1..20 {
-        assert!(near.queue(pattern(n * 997)) && far.queue(pattern(n * 1009)));
+        assert!(local.queue(pattern(n * 997)) && remote.queue(pattern(n * 1009)));
     }
-    let ([at_near, at_far], _) = run(&mut near, &mut far);
-    assert_eq!(at_far, (1..20).map(|n| pattern(n * 997)).collect::<Vec<_>>());
-    assert_eq!(at_near, (1..20).map(|n| pattern(n * 1009)).collect::<Vec<_>>());
+    let ([at_local, at_remote], _) = run(&mut local, &mut remote);
+    assert_eq!(at_remote, (1..20).map(|n| pattern(n * 997)).collect::<Vec<_>>());
+    assert_eq!(at_local, (1..20).map(|n| pattern(n * 1009)).collect::<Vec<_>>());
 }
 
 #[test]
 fn sender_stops_without_credits() {
-    let (mut near, mut far) = pair();
-    assert!(near.queue(pattern(64 << 10)));
+    let (mut local, mut remote) = pair();
+    assert!(local.queue(pattern(64 << 10)));
     let mut sent = 0;
-    while let Some(message) = near.next_message() {
-        far.received(&message).expect("conforms");
+    while let Some(message) = local.next_message() {
+        remote.received(&message).expect("conforms");
         sent += 1;
     }
     // All but the last credit, which must bring others.
     assert_eq!(sent, 9);
-    assert_eq!(far.next_message(), None, "no receive is free");
-    far.receives_are_posted(9);
-    let grant = far.next_message().expect("a grant");
+    assert_eq!(remote.next_message(), None, "no receive is free");
+    remote.receives_are_posted(9);
+    let grant = remote.next_message().expect("a grant");
     assert_eq!(grant, [10, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    near.received(&grant).expect("conforms");
-    assert!(near.next_message().is_some());
+    local.received(&grant).expect("conforms");
+    assert!(local.next_message().is_some());
 }
 
 #[test]
 fn keep_alive_is_answered_once() {
-    let (mut near, mut far) = pair();
-    assert!(near.next_message().is_some(), "the grant of the first receives");
-    near.ask();
-    let asks = near.next_message().expect("a question");
-    assert_eq!(asks, [10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(far.received(&asks), Ok(None));
-    far.send_credits = 9;
-    let answer = far.next_message().expect("an answer");
+    let (mut local, mut remote) = pair();
+    assert!(local.next_message().is_some(), "the grant of the first receives");
+    local.request_message();
+    let request = local.next_message().expect("a question");
+    assert_eq!(request, [10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(remote.received(&request), Ok(None));
+    remote.send_credits = 9;
+    let answer = remote.next_message().expect("an answer");
     assert_eq!((answer.len(), answer[4]), (20, 0));
-    assert_eq!(far.next_message(), None);
-    assert_eq!(near.next_message(), None);
+    assert_eq!(remote.next_message(), None);
+    assert_eq!(local.next_message(), None);
 }
 
 #[test]
@@ -208,42 +208,42 @@ fn fragments_must_continue_their_message() {
     };
     let first = fragment(100, &[7; 50]);
     for (remaining, length) in [(0, 99), (0, 101), (51, 50), (0x1_0000, 100)] {
-        let mut far = pair().1;
-        assert_eq!(far.received(&first), Ok(None));
+        let mut remote = pair().1;
+        assert_eq!(remote.received(&first), Ok(None));
         let is = length as u64 + u64::from(remaining);
         let next = fragment(remaining, &[8; 200][..length]);
-        assert_eq!(far.received(&next), Err(Refused::Sequence { is, due: 100 }));
+        assert_eq!(remote.received(&next), Err(Refused::Sequence { is, due: 100 }));
     }
     // Credits may come between fragments.
-    let mut far = pair().1;
-    assert_eq!(far.received(&first), Ok(None));
-    assert_eq!(far.received(&fragment(0, &[])), Ok(None));
-    assert_eq!(far.received(&fragment(0, &[8; 100])).unwrap().map(|message| message.len()), Some(150));
+    let mut remote = pair().1;
+    assert_eq!(remote.received(&first), Ok(None));
+    assert_eq!(remote.received(&fragment(0, &[])), Ok(None));
+    assert_eq!(remote.received(&fragment(0, &[8; 100])).unwrap().map(|message| message.len()), Some(150));
 }
 
 #[test]
 fn messages_without_credits_are_refused() {
-    let (_, mut far) = pair();
-    let (mut near, _) = pair();
-    near.send_credits = 100;
-    assert!(near.queue(pattern(64 << 10)));
-    let all: Vec<_> = std::iter::from_fn(|| near.next_message()).take(11).collect();
+    let (_, mut remote) = pair();
+    let (mut local, _) = pair();
+    local.send_credits = 100;
+    assert!(local.queue(pattern(64 << 10)));
+    let all: Vec<_> = std::iter::from_fn(|| local.next_message()).take(11).collect();
     for message in &all[..10] {
-        assert_eq!(far.received(message), Ok(None));
+        assert_eq!(remote.received(message), Ok(None));
     }
-    assert_eq!(far.received(&all[10]), Err(Refused::NoCredit));
-    let mut near = pair().0;
-    near.receive_credits = 1;
+    assert_eq!(remote.received(&all[10]), Err(Refused::NoCredit));
+    let mut local = pair().0;
+    local.receive_credits = 1;
     let grant = [1, 0, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    assert_eq!(near.received(&grant), Err(Refused::Field { field: "CreditsGranted", value: 0xffff }));
+    assert_eq!(local.received(&grant), Err(Refused::Field { field: "CreditsGranted", value: 0xffff }));
 }
 
 #[test]
 fn queue_takes_what_the_peer_assembles() {
-    let (mut near, _) = pair();
-    assert!(!near.queue(Vec::new()));
-    assert!(!near.queue(vec![0; 0x20001]));
-    assert!(near.queue(vec![0; 0x20000]));
+    let (mut local, _) = pair();
+    assert!(!local.queue(Vec::new()));
+    assert!(!local.queue(vec![0; 0x20001]));
+    assert!(local.queue(vec![0; 0x20000]));
 }
 
 /// Draws numbers: xorshift64 (Marsaglia 2003).
@@ -265,7 +265,7 @@ impl Draw {
 fn mutated_messages_are_refused_or_fit() {
     let inputs = std::env::var("SMB_DIRECT_INPUTS").map_or(100_000, |count| count.parse().expect("a number"));
     let mut draw = Draw(0x5eed);
-    let (mut far, mut taken, mut whole, mut refused) = (pair().1, 0, 0, 0);
+    let (mut remote, mut taken, mut whole, mut refused) = (pair().1, 0, 0, 0);
     let transfer = |remaining, data| DataTransfer {
         credits_requested: 10,
         credits_granted: 1,
@@ -278,7 +278,7 @@ fn mutated_messages_are_refused_or_fit() {
         let length = draw.below(data.len() + 1);
         let remaining = match draw.below(3) {
             0 => 0,
-            1 => (far.missing as usize).saturating_sub(length) as u32,
+            1 => (remote.missing as usize).saturating_sub(length) as u32,
             _ => draw.below(0x21000) as u32,
         };
         let mut message = match draw.below(8) {
@@ -303,21 +303,21 @@ fn mutated_messages_are_refused_or_fit() {
         if let Ok(response) = NegotiateResponse::parse(&message, &SIZES) {
             assert!(response.credits_granted > 0 && response.sizes.preferred_send <= SIZES.receive);
         }
-        match far.received(&message) {
+        match remote.received(&message) {
             Ok(complete) => {
                 taken += 1;
-                let length = complete.as_ref().map_or(far.assembly.len(), Vec::len);
-                assert!(length + far.missing as usize <= SIZES.fragmented as usize);
+                let length = complete.as_ref().map_or(remote.assembly.len(), Vec::len);
+                assert!(length + remote.missing as usize <= SIZES.fragmented as usize);
                 whole += usize::from(complete.is_some());
-                far.receives_are_posted(1);
-                while let Some(answer) = far.next_message() {
+                remote.receives_are_posted(1);
+                while let Some(answer) = remote.next_message() {
                     assert!(answer.len() <= SIZES.receive as usize);
                 }
             }
             // The connection ends, and another begins.
             Err(_) => {
                 refused += 1;
-                far = pair().1;
+                remote = pair().1;
             }
         }
     }

@@ -93,8 +93,8 @@ fn describe(client: &Client) -> String {
 }
 
 fn in_one_process() -> Result<()> {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let (requests, keys) = there_and_back(&near, far, &LENGTHS)?;
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let (requests, keys) = there_and_back(&local, remote, &LENGTHS)?;
     println!("{requests} requests; the server has invalidated {keys} keys with its responses");
     println!("{} files were the same after their way there and back", 4 * LENGTHS.len());
     Ok(())
@@ -137,10 +137,10 @@ mod tests {
         let fault = Some("seed=7,drop=0.01".parse().expect("faults"));
         let stack = Stack { fault, ..Stack::default() };
         let pair = Device::memory_pair_with(&DeviceConfig::default(), &stack, &stack);
-        let (near, far) = pair.expect("two devices");
-        let (_, keys) = there_and_back(&near, far, &[1000, 65_537]).expect("the same bytes");
+        let (local, remote) = pair.expect("two devices");
+        let (_, keys) = there_and_back(&local, remote, &[1000, 65_537]).expect("the same bytes");
         // Each file is a single request by RDMA, twice on its way there and twice back.
         assert_eq!(keys, 2 * 4);
-        assert!(near.counter("fault_tx_dropped") > 0, "no frame was lost");
+        assert!(local.counter("fault_tx_dropped") > 0, "no frame was lost");
     }
 }

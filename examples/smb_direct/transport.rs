@@ -40,7 +40,7 @@ pub(crate) struct Transport {
     /// Completions of the caller's own work requests.
     others: VecDeque<Wc>,
     /// Messages of the peer's, empty ones as well.
-    heard: u64,
+    received_count: u64,
     /// Key that the next message invalidates at the peer.
     invalidates: Option<RKey>,
     max_read_write: u32,
@@ -117,8 +117,8 @@ impl Parts {
     fn first(&mut self, connection: &Connection) -> Result<Vec<u8>> {
         let until = Instant::now() + PATIENCE;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let wc = self.wait(connection, left)?.ok_or("no negotiation in time")?;
+            let remaining = until.saturating_duration_since(Instant::now());
+            let wc = self.wait(connection, remaining)?.ok_or("no negotiation in time")?;
             if wc.opcode == WcOpcode::Recv {
                 return self.take(connection.qp(), &wc);
             }
@@ -167,7 +167,16 @@ impl Transport {
 
     fn new(connection: Connection, parts: Parts, link: Link, max_read_write: u32) -> Transport {
         let (received, others) = Default::default();
-        Transport { connection, parts, link, received, others, heard: 0, invalidates: None, max_read_write }
+        Transport {
+            connection,
+            parts,
+            link,
+            received,
+            others,
+            received_count: 0,
+            invalidates: None,
+            max_read_write,
+        }
     }
 
     /// Returns the most bytes of an RDMA transfer.
@@ -217,10 +226,10 @@ impl Transport {
 
     /// Asks the peer for a message, and waits for it.
     pub(crate) fn keep_alive(&mut self) -> Result<()> {
-        let heard = self.heard;
-        self.link.ask();
+        let received = self.received_count;
+        self.link.request_message();
         self.pump()?;
-        self.until(|transport| transport.heard > heard)
+        self.until(|transport| transport.received_count > received)
     }
 
     pub(crate) fn disconnect(self) -> Result<()> {
@@ -230,20 +239,20 @@ impl Transport {
     /// Takes completions until a condition holds. A silent peer is asked for a message once.
     fn until(&mut self, is_done: impl Fn(&Transport) -> bool) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        let mut has_asked = false;
+        let mut has_requested = false;
         while !is_done(self) {
             if Instant::now() >= until {
                 return Err(format!("no answer within {} s", PATIENCE.as_secs()).into());
             }
             match self.parts.wait(&self.connection, SILENCE)? {
                 Some(wc) => {
-                    has_asked &= wc.opcode != WcOpcode::Recv;
+                    has_requested &= wc.opcode != WcOpcode::Recv;
                     self.completed(&wc)?;
                 }
-                None if has_asked => return Err("the peer does not answer a keep-alive".into()),
+                None if has_requested => return Err("the peer does not answer a keep-alive".into()),
                 None => {
-                    has_asked = true;
-                    self.link.ask();
+                    has_requested = true;
+                    self.link.request_message();
                 }
             }
             self.pump()?;
@@ -259,7 +268,7 @@ impl Transport {
                 // The error ends the connection: dropping it tells the peer.
                 let message = self.link.received(&bytes).map_err(|why| format!("closed: {why}"))?;
                 self.link.receives_are_posted(1);
-                self.heard += 1;
+                self.received_count += 1;
                 self.received.extend(message.map(|message| (message, *wc)));
             }
             _ => self.others.push_back(*wc),

@@ -19,17 +19,17 @@ struct Raw {
 
 impl Raw {
     fn new() -> Raw {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("two devices");
-        let address = SocketAddr::new(far.gid(0).expect("a GID").to_ip(), PORT);
-        let listener = ConnectionManager::start(&far).and_then(|manager| manager.listen(address, 1));
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("two devices");
+        let address = SocketAddr::new(remote.gid(0).expect("a GID").to_ip(), PORT);
+        let listener = ConnectionManager::start(&remote).and_then(|manager| manager.listen(address, 1));
         let listener = listener.expect("a listener");
         let server = thread::spawn(move || {
             let request = listener.accept(PATIENCE).expect("no error").expect("a request");
-            let served = Transport::accept(&far, request).and_then(|mut server| server.receive());
+            let served = Transport::accept(&remote, request).and_then(|mut server| server.receive());
             served.map(|(message, _)| message).expect_err("the client is refused").to_string()
         });
-        let (qp, parts) = Parts::new(&near).expect("a queue pair");
-        let manager = ConnectionManager::start(&near).expect("a manager");
+        let (qp, parts) = Parts::new(&local).expect("a queue pair");
+        let manager = ConnectionManager::start(&local).expect("a manager");
         let connection = manager.connect(qp, address, &DialOptions::default()).expect("a connection");
         Raw { connection, parts, server }
     }

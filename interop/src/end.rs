@@ -465,7 +465,7 @@ pub struct Setup {
     /// The link of the queue pairs, and how they recover from losses.
     pub network: Network,
     /// True if programs ask their peer for selective repeat.
-    pub asks_for_selective_repeat: bool,
+    pub requests_selective_repeat: bool,
     /// File for a capture of the row, if wanted.
     pub capture: Option<PathBuf>,
 }
@@ -535,7 +535,7 @@ pub trait Local: End {
     fn bench(&mut self, arguments: &[String]) -> Result<(), Error>;
 
     /// Asks the program started last to end (SIGTERM).
-    fn ask_to_end(&mut self) -> Result<(), Error>;
+    fn terminate(&mut self) -> Result<(), Error>;
 
     /// Waits for the program started last, and kills it after `timeout`.
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;

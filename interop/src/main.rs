@@ -381,20 +381,20 @@ fn run_pyverbs(kernel: Kernel, write: bool) -> Result<bool, Error> {
     let (namespace, guest) = start_guest(kernel, Files::Host, 1)?;
     let mut peer = guest.peer(&namespace)?;
     println!("peer: {} on kernel {}", peer.about().device, peer.about().kernel);
-    let found = pyverbs::outcomes(&mut peer)?;
-    for (test, outcome) in &found {
+    let outcomes = pyverbs::outcomes(&mut peer)?;
+    for (test, outcome) in &outcomes {
         println!("{test} {outcome}");
     }
     let path = pyverbs::table_path();
     let table = fs::read_to_string(&path).map_err(Error::file(&path))?;
     if write {
-        fs::write(&path, pyverbs::with_column(&table, &found)).map_err(Error::file(&path))?;
+        fs::write(&path, pyverbs::with_column(&table, &outcomes)).map_err(Error::file(&path))?;
     }
-    let differences = pyverbs::differences(&table, &found);
+    let differences = pyverbs::differences(&table, &outcomes);
     for (difference, _) in &differences {
         println!("differs: {difference}");
     }
-    let count = |wanted: &str| found.values().filter(|outcome| *outcome == wanted).count();
+    let count = |wanted: &str| outcomes.values().filter(|outcome| *outcome == wanted).count();
     println!("{} pass, {} skip, {} fail", count("pass"), count("skip"), count("fail"));
     let bad = differences.iter().any(|(_, less)| *less || kernel == Kernel::V6_1);
     Ok(write || !bad)

@@ -83,9 +83,9 @@ impl Namespace {
     pub fn create_pair() -> Result<[Namespace; 2], Error> {
         let pair = [Namespace::empty()?, Namespace::empty()?];
         let mtu = LINK_MTU.to_string();
-        let [near, far] = &pair;
+        let [local, remote] = &pair;
         let veth = ["link", "add", INTERFACE, "mtu", &mtu, "type", "veth", "peer", "name", INTERFACE];
-        near.ip(&[&veth[..], &["mtu", &mtu, "netns", &far.name]].concat())?;
+        local.ip(&[&veth[..], &["mtu", &mtu, "netns", &remote.name]].concat())?;
         for (host, end) in (1..).zip(&pair) {
             end.ip(&["link", "set", "lo", "up"])?;
             end.ip(&["addr", "add", &format!("{}/24", address(host, Family::V4)), "dev", INTERFACE])?;
@@ -243,8 +243,8 @@ pub fn run(command: &mut Command) -> Result<String, Error> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(failed(format!("{said} ({})", output.status)))
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(failed(format!("{message} ({})", output.status)))
 }
 
 /// Returns the same command (program, arguments, environment, folder) under coreutils' `timeout`: killed after `limit`,

@@ -48,9 +48,9 @@ pub fn outcomes(peer: &mut Peer) -> Result<BTreeMap<String, String>, Error> {
     let words = ["/host", "/usr/bin/python3", &runner, sources.trim(), &device, GID_INDEX];
     let job = peer.spawn("chroot", &words.map(str::to_owned))?;
     let ended = peer.wait(job, WITHIN)?;
-    let found: BTreeMap<String, String> = ended.output.lines().filter_map(outcome).collect();
+    let outcomes: BTreeMap<String, String> = ended.output.lines().filter_map(outcome).collect();
     if ended.code == Some(0) {
-        return Ok(found);
+        return Ok(outcomes);
     }
     let last: Vec<&str> = ended.output.lines().rev().take(3).collect();
     Err(Error::Guest(format!("the Python tests did not end well ({:?}): {}", ended.code, last.join(" / "))))
@@ -106,19 +106,19 @@ mod tests {
 
     #[test]
     fn a_column_is_replaced_and_all_else_stays() {
-        let found = ["tests.a.b pass", "tests.a.c skip for a reason", "# tests.a.d", "a print"];
-        let found: BTreeMap<String, String> = found.into_iter().filter_map(outcome).collect();
-        assert_eq!(found.len(), 2);
+        let outcomes = ["tests.a.b pass", "tests.a.c skip for a reason", "# tests.a.d", "a print"];
+        let outcomes: BTreeMap<String, String> = outcomes.into_iter().filter_map(outcome).collect();
+        assert_eq!(outcomes.len(), 2);
         assert_eq!(
-            differences(TABLE, &found),
+            differences(TABLE, &outcomes),
             [
                 ("tests.a.b: pass instead of fail".to_owned(), false),
                 ("tests.a.c: skip instead of pass".to_owned(), true)
             ]
         );
-        let table = with_column(TABLE, &found);
+        let table = with_column(TABLE, &outcomes);
         assert_eq!(table, "# made by hand\ntests.a.b pass pass\ntests.a.c skip skip no such thing here\n");
-        assert!(differences(&table, &found).is_empty());
+        assert!(differences(&table, &outcomes).is_empty());
     }
 
     #[test]

@@ -112,8 +112,8 @@ impl Wire {
         });
         let mut headers = [0; MAX_HEADERS];
         // The template writes a SEND, which has no extended headers: all bytes behind the BTH count as payload.
-        let stand_in = Bth { opcode: Opcode::RC_SEND_ONLY, ..packet.bth };
-        let behind = template.write_headers(&mut headers, &stand_in, &Ext::None, packet.rest.len());
+        let substitute = Bth { opcode: Opcode::RC_SEND_ONLY, ..packet.bth };
+        let behind = template.write_headers(&mut headers, &substitute, &Ext::None, packet.rest.len());
         let length = behind + packet.rest.len() + ICRC;
         set_lengths(&mut headers, length);
         let refused = || Error::Local(format!("the script's port has no room for {length} bytes"));

@@ -3,7 +3,7 @@
 //! Where transparent huge pages are enabled for all memory (`always`), Linux collapses small pages into huge
 //! ones in the background (`khugepaged`, mm/khugepaged.c). A thread that touches such a page meanwhile waits
 //! for `khugepaged`, which has the lowest priority and may itself wait for every busy program. On one CPU,
-//! beside a program that polled its memory, Roxie's thread stalled for most of a second, and peers gave up.
+//! next to a program that polled its memory, Roxie's thread stalled for most of a second, and peers gave up.
 //! Hardware adapters are not affected: their tables are in the adapter, and `khugepaged` skips the pinned
 //! memory that they access.
 //!

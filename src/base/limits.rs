@@ -104,7 +104,7 @@ pub struct CmLimits {
     pub events: usize,
     /// Messages queued for sending. Further ones are dropped, and retransmitted later.
     pub transmits: usize,
-    /// Requests waiting for a listener. Further ones are rejected at once.
+    /// Requests waiting for a listener. Further ones are rejected immediately.
     pub early: usize,
     /// Maximum timeout code accepted from a peer: 4.096 us * 2^24 is 69 s, as Linux requests in an MRA.
     pub timeout_code: u8,

@@ -59,13 +59,13 @@ mod tests {
         let protocol = Protocol { name: "test protocol", oldest: 3, version: 5 };
         let check = |version| protocol.check("the NIC", "the library", version);
         assert!((3..=5).all(|version| check(version).is_ok()));
-        let said = |version| check(version).unwrap_err().to_string();
+        let message = |version| check(version).unwrap_err().to_string();
         assert_eq!(
-            said(2),
+            message(2),
             format!(
                 "the library speaks version 2 of the test protocol, the NIC (roxie {RELEASE}) version 5: update the library"
             )
         );
-        assert!(said(6).ends_with("version 5: update the NIC"), "{}", said(6));
+        assert!(message(6).ends_with("version 5: update the NIC"), "{}", message(6));
     }
 }

@@ -1,7 +1,7 @@
 //! TCP servers of small requests, for clients that may be slow, silent or many.
 //!
 //! Each connection has a thread of its own, so no client waits for another. A request and a reply have a deadline each, for all of their bytes
-//! together ([`Timed`]). Connections are bounded, and those of each network as well: a new one takes the place of the oldest.
+//! together ([`Timed`]). Connections are bounded, in all and for each network: a new one takes the place of the oldest.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -46,7 +46,7 @@ impl Timed {
         self.stream.shutdown(Shutdown::Write)
     }
 
-    fn left(&self) -> io::Result<Option<Duration>> {
+    fn remaining(&self) -> io::Result<Option<Duration>> {
         match self.until.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
             left => Ok(Some(left)),
@@ -61,14 +61,14 @@ fn timed_out(error: io::Error) -> io::Error {
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.set_read_timeout(self.remaining()?)?;
         self.stream.read(buffer).map_err(timed_out)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.set_write_timeout(self.remaining()?)?;
         self.stream.write(bytes).map_err(timed_out)
     }
 
@@ -145,7 +145,7 @@ impl Open {
     }
 }
 
-/// Accepts connections until `stop` is set, or for ever without one, and calls `handle` for each on a thread of its own.
+/// Accepts connections until `stop` is set, or forever without one, and calls `handle` for each on a thread of its own.
 pub fn serve(
     listener: &TcpListener,
     limits: &Limits,

@@ -40,7 +40,7 @@ const SHORT_SLICE: u64 = 100_000;
 /// # Errors
 /// If the kernel does not support or allow it. The scheduling is then unchanged.
 #[allow(unsafe_code)]
-pub fn ask_for_short_turns() -> io::Result<()> {
+pub fn request_short_slices() -> io::Result<()> {
     // SAFETY: `sched_attr` consists of numbers, for which zero is valid.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
     let size = size_of::<libc::sched_attr>() as u32;
@@ -66,7 +66,7 @@ pub fn ask_for_short_turns() -> io::Result<()> {
 /// # Errors
 /// If the process lacks CAP_SYS_NICE.
 #[allow(unsafe_code)]
-pub fn ask_to_go_first() -> io::Result<()> {
+pub fn request_real_time() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call concerns the calling thread. `parameters` live as long as the call.
     let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };
@@ -99,10 +99,10 @@ mod tests {
     #[test]
     fn thread_blocks_all_signals_its_creator_none() {
         let before = SigSet::thread_get_mask().unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let thread =
-            spawn_unsignalled("quiet", move || tell.send(SigSet::thread_get_mask()).unwrap()).unwrap();
-        let mask = told.recv().unwrap().unwrap();
+            spawn_unsignalled("quiet", move || sender.send(SigSet::thread_get_mask()).unwrap()).unwrap();
+        let mask = receiver.recv().unwrap().unwrap();
         thread.join().unwrap();
         for signal in [nix::sys::signal::Signal::SIGINT, nix::sys::signal::Signal::SIGALRM] {
             assert!(mask.contains(signal));

@@ -4,7 +4,7 @@
 //! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
 //! more.
 //!
-//! This thread neither receives nor closes descriptors of a connection, because either may block for ever
+//! This thread neither receives nor closes descriptors of a connection, because either may block forever
 //! ([`listen`](roxie_base::descriptors::listen)).
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ const AT_ONCE: usize = 64;
 /// How many connections may wait to be served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Of one user: as many as there are slots, so all programs of a user may start at once.
+    /// Of one user: as many as there are slots, so all programs of a user may start at the same time.
     pub(super) of_user: usize,
     /// Of all users together, except for root and the NIC's own user: there is always room for their programs.
     pub(super) of_clients: usize,
@@ -47,20 +47,20 @@ impl Default for Bounds {
     }
 }
 
-/// A user's standing with the NIC.
+/// The class of a user with the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum UserClass {
     /// Root, or the user of the NIC's process.
     Host,
     /// Served besides those.
     Served,
     /// Not served.
-    Stranger,
+    Unserved,
 }
 
 /// Connections that wait, by the user that pays for them, each with the time at which its handshake is to be over.
 #[derive(Debug, Default)]
-struct Waiting(Mutex<BTreeMap<u32, (Standing, Vec<Instant>)>>);
+struct Waiting(Mutex<BTreeMap<u32, (UserClass, Vec<Instant>)>>);
 
 /// A place among the connections that wait, freed on drop.
 #[derive(Debug)]
@@ -87,16 +87,13 @@ impl Waiting {
     fn place(
         self: &Arc<Waiting>,
         uid: u32,
-        standing: Standing,
+        class: UserClass,
         bounds: Bounds,
         until: Instant,
     ) -> Result<PendingSlot, String> {
         let mut users = lock(&self.0);
-        let of_clients: usize = users
-            .values()
-            .filter(|(standing, _)| *standing != Standing::Host)
-            .map(|(_, ends)| ends.len())
-            .sum();
+        let of_clients: usize =
+            users.values().filter(|(class, _)| *class != UserClass::Host).map(|(_, ends)| ends.len()).sum();
         let ends = users.get(&uid).map_or(&[][..], |(_, ends)| ends);
         let of_user = ends.len();
         // Its thread waits for a file that the program handed over.
@@ -106,10 +103,10 @@ impl Waiting {
         if of_user >= bounds.of_user {
             return Err(format!("{of_user} connections of user {uid} wait to be served, as many as may"));
         }
-        if standing != Standing::Host && of_clients >= bounds.of_clients {
+        if class != UserClass::Host && of_clients >= bounds.of_clients {
             return Err(format!("{of_clients} connections wait to be served, as many as may"));
         }
-        users.entry(uid).or_insert((standing, Vec::new())).1.push(until);
+        users.entry(uid).or_insert((class, Vec::new())).1.push(until);
         Ok(PendingSlot { among: Arc::clone(self), uid, until })
     }
 }
@@ -168,12 +165,12 @@ impl Acceptor {
         self.closed_until = Some(Instant::now() + PAUSE);
     }
 
-    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes. `standing` gives a user's standing, and
+    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes. `class` gives a user's class, and
     /// the user that pays for it.
     pub(super) fn wait(
         &mut self,
         stop: BorrowedFd<'_>,
-        standing: &dyn Fn(u32) -> (Standing, u32),
+        class: &dyn Fn(u32) -> (UserClass, u32),
     ) -> Vec<Handshake> {
         let now = Instant::now();
         self.closed_until = self.closed_until.filter(|until| *until > now);
@@ -188,20 +185,20 @@ impl Acceptor {
             self.connecting.iter().map(|connection| connection.place.until).chain(self.closed_until).min();
         let timeout = due.map_or(PollTimeout::NONE, |due| {
             // Not a moment early: whole milliseconds, rounded up.
-            let left = due.saturating_duration_since(now) + Duration::from_millis(1);
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            let remaining = due.saturating_duration_since(now) + Duration::from_millis(1);
+            PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
         });
         let _ = poll(&mut fds, timeout);
         let is_ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-        let mut handshakes = self.hear(&is_ready[2..]);
+        let mut handshakes = self.read_greetings(&is_ready[2..]);
         if is_ready[1] {
-            self.accept(standing, &mut handshakes);
+            self.accept(class, &mut handshakes);
         }
         handshakes
     }
 
     /// Reads what the connecting processes have sent.
-    fn hear(&mut self, is_ready: &[bool]) -> Vec<Handshake> {
+    fn read_greetings(&mut self, is_ready: &[bool]) -> Vec<Handshake> {
         let now = Instant::now();
         let mut handshakes = Vec::new();
         let connecting = std::mem::take(&mut self.connecting);
@@ -237,11 +234,11 @@ impl Acceptor {
         handshakes
     }
 
-    fn accept(&mut self, standing: &dyn Fn(u32) -> (Standing, u32), handshakes: &mut Vec<Handshake>) {
+    fn accept(&mut self, class: &dyn Fn(u32) -> (UserClass, u32), handshakes: &mut Vec<Handshake>) {
         for _ in 0..AT_ONCE {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
-                Err(error) if has_gone(&error) => continue,
+                Err(error) if has_ended(&error) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // EMFILE, ENFILE, ENOBUFS, ENOMEM: the connection is still there, and the listener readable.
                 Err(_) => return self.pause(),
@@ -252,13 +249,11 @@ impl Acceptor {
                 handshakes.push(refuse(socket, pid, format!("it does not serve {peer}")));
                 continue;
             };
-            let admitted = match standing(uid) {
-                (Standing::Stranger, _) => {
+            let admitted = match class(uid) {
+                (UserClass::Unserved, _) => {
                     Err(format!("user {uid} is not one that it serves (`roxie nic --user`)"))
                 }
-                (standing, payer) => {
-                    self.waiting.place(payer, standing, self.bounds, Instant::now() + PATIENCE)
-                }
+                (class, payer) => self.waiting.place(payer, class, self.bounds, Instant::now() + PATIENCE),
             };
             match admitted {
                 Ok(place) => self.connecting.push(Connecting {
@@ -275,7 +270,7 @@ impl Acceptor {
 }
 
 /// The connection ended before it was accepted, or the call was interrupted.
-fn has_gone(error: &io::Error) -> bool {
+fn has_ended(error: &io::Error) -> bool {
     [Errno::ECONNABORTED, Errno::EINTR].iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
 }
 
@@ -311,13 +306,13 @@ mod tests {
     fn stranger_is_refused_before_it_greets() {
         let (mut acceptor, address, stop) = acceptor(Bounds::default());
         let connection = UnixStream::connect_addr(&address).expect("it listens");
-        let handshakes = acceptor.wait(stop.as_fd(), &|_| (Standing::Stranger, 0));
+        let handshakes = acceptor.wait(stop.as_fd(), &|_| (UserClass::Unserved, 0));
         let [Handshake::Refused { pid, why }] = &handshakes[..] else { panic!("{handshakes:?}") };
         assert!(*pid == std::process::id() && why.contains("--user"), "{why}");
         assert!(acceptor.connecting.is_empty(), "it takes no place");
-        let (said, _) =
+        let (reply, _) =
             Link::new(connection).receive::<Result<Welcome, String>>().expect("a word").expect("the reason");
-        assert!(said.expect_err("refused").contains("--user"));
+        assert!(reply.expect_err("refused").contains("--user"));
     }
 
     #[test]
@@ -325,16 +320,16 @@ mod tests {
         let (mut acceptor, address, stop) = acceptor(Bounds { of_user: 3, of_clients: 100 });
         let mut connecting: Vec<_> =
             (0..4).map(|_| UnixStream::connect_addr(&address).expect("it listens")).collect();
-        let handshakes = acceptor.wait(stop.as_fd(), &|_| (Standing::Served, 0));
+        let handshakes = acceptor.wait(stop.as_fd(), &|_| (UserClass::Served, 0));
         assert!(
             matches!(&handshakes[..], [Handshake::Refused { why, .. }] if why.contains("3 connections")),
             "{handshakes:?}"
         );
         // A connection that leaves makes room.
         drop(connecting.remove(0));
-        assert!(acceptor.wait(stop.as_fd(), &|_| (Standing::Served, 0)).is_empty());
+        assert!(acceptor.wait(stop.as_fd(), &|_| (UserClass::Served, 0)).is_empty());
         connecting.push(UnixStream::connect_addr(&address).expect("it listens"));
-        assert!(acceptor.wait(stop.as_fd(), &|_| (Standing::Served, 0)).is_empty());
+        assert!(acceptor.wait(stop.as_fd(), &|_| (UserClass::Served, 0)).is_empty());
         assert_eq!(acceptor.connecting.len(), 3);
     }
 
@@ -343,16 +338,16 @@ mod tests {
         let waiting = Arc::<Waiting>::default();
         let bounds = Bounds { of_user: 2, of_clients: 3 };
         let until = Instant::now();
-        let place = |uid, standing| waiting.place(uid, standing, bounds, until);
+        let place = |uid, class| waiting.place(uid, class, bounds, until);
         let mut places: Vec<_> =
-            [1000, 1000, 1001].map(|uid| place(uid, Standing::Served).expect("room")).into();
+            [1000, 1000, 1001].map(|uid| place(uid, UserClass::Served).expect("room")).into();
         for uid in [1000, 1001, 1002] {
-            assert!(place(uid, Standing::Served).is_err(), "{uid}");
+            assert!(place(uid, UserClass::Served).is_err(), "{uid}");
         }
-        let own = [0, 0].map(|uid| place(uid, Standing::Host).expect("room"));
-        assert!(place(0, Standing::Host).is_err(), "its own bound holds");
+        let own = [0, 0].map(|uid| place(uid, UserClass::Host).expect("room"));
+        assert!(place(0, UserClass::Host).is_err(), "its own bound holds");
         drop(places.pop());
-        place(1002, Standing::Served).expect("room");
+        place(1002, UserClass::Served).expect("room");
         drop((places, own));
         assert!(lock(&waiting.0).is_empty(), "nothing is kept of users that are gone");
     }
@@ -361,7 +356,7 @@ mod tests {
     fn user_of_overdue_handshake_waits() {
         let waiting = Arc::<Waiting>::default();
         let now = Instant::now();
-        let place = |uid, until| waiting.place(uid, Standing::Served, Bounds::default(), until);
+        let place = |uid, until| waiting.place(uid, UserClass::Served, Bounds::default(), until);
         let stuck = place(1000, now).expect("room");
         place(1000, now + 2 * PATIENCE).expect("its time is not over");
         let later = now + 3 * PATIENCE;
@@ -377,12 +372,12 @@ mod tests {
         let _caller = UnixStream::connect_addr(&address).expect("it listens");
         acceptor.pause();
         assert!(
-            acceptor.wait(stop.as_fd(), &|_| (Standing::Host, 0)).is_empty()
+            acceptor.wait(stop.as_fd(), &|_| (UserClass::Host, 0)).is_empty()
                 && acceptor.connecting.is_empty()
         );
         // A signal may end a wait early, and the pause not yet.
         (0..100).find(|_| {
-            acceptor.wait(stop.as_fd(), &|_| (Standing::Host, 0));
+            acceptor.wait(stop.as_fd(), &|_| (UserClass::Host, 0));
             !acceptor.connecting.is_empty()
         });
         assert_eq!(acceptor.connecting.len(), 1);

@@ -44,7 +44,7 @@ const KINDS: usize = Resource::ALL.len();
 /// Maximum number of one user's QPs in one multicast group: three quarters of a group's capacity.
 const IN_ONE_GROUP: u64 = 42;
 /// Clients get at most half of the mappings, descriptors and memory that the system gives the NIC. The other half is the NIC's own
-/// (sockets, stacks, heaps), and that of other programs.
+/// (sockets, stacks, heaps), and the memory of other programs.
 const SHARE: u64 = 2;
 /// A user's processes get a quarter of the memory, and a process an eighth.
 const USER_SHARE: u64 = 4;
@@ -282,7 +282,7 @@ pub(super) struct Accounts {
 }
 
 /// Returns the value of this name. Makes it if there is none, or no other handle of it is left.
-pub(super) fn kept<K: Eq + Hash, V>(
+pub(super) fn find_or_make<K: Eq + Hash, V>(
     all: &Mutex<HashMap<K, Weak<V>>>,
     name: K,
     make: impl FnOnce() -> Arc<V>,
@@ -310,7 +310,7 @@ impl Accounts {
     pub(super) fn in_group(&self, uid: u32, group: Gid) -> Arc<Account> {
         let mut limits = [u64::MAX; KINDS];
         limits[Resource::Memberships as usize] = IN_ONE_GROUP;
-        kept(&self.groups, (uid, group), || Account::new("each user in one group", limits, None))
+        find_or_make(&self.groups, (uid, group), || Account::new("each user in one group", limits, None))
     }
 
     /// Opens an account for a client of this user.
@@ -322,7 +322,7 @@ impl Accounts {
             limits
         };
         let new = || Account::new("each user", bounded(user_quota, USER_SHARE), Some(Arc::clone(&self.all)));
-        let user = kept(&self.users, uid, new);
+        let user = find_or_make(&self.users, uid, new);
         Account::new("each process", bounded(quota, PROCESS_SHARE), Some(user))
     }
 }

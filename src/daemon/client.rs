@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::acceptor::Standing;
+use super::acceptor::UserClass;
 use super::account::{Account, Charge, Resource, cost, one, several};
 use super::lent::{Finder, Lent, PassedFd, invalid};
 use super::outbox::Outbox;
@@ -65,7 +65,7 @@ pub(super) type NewDoorbells = (Doorbells, HeldPages);
 pub(super) struct Session {
     lent: Lent,
     new_doorbells: Option<NewDoorbells>,
-    heard: Option<DoorbellsId>,
+    page: Option<DoorbellsId>,
     /// The doorbell page could not be taken over: the next answer is the last.
     has_failed: bool,
 }
@@ -80,7 +80,7 @@ pub(super) struct ReceivedRequest {
 impl Session {
     /// Before the first request.
     pub(super) fn new(new_doorbells: NewDoorbells) -> Session {
-        Session { lent: Lent::default(), new_doorbells: Some(new_doorbells), heard: None, has_failed: false }
+        Session { lent: Lent::default(), new_doorbells: Some(new_doorbells), page: None, has_failed: false }
     }
 }
 
@@ -179,9 +179,9 @@ impl Client {
     ) -> Reply {
         let ready = session.new_doorbells.take().map_or(Ok(()), |(bells, page)| {
             page.hold().map_err(invalid)?;
-            let page = registry.hear(bells)?;
+            let page = registry.add_doorbells(bells)?;
             session.lent.ring_by(page);
-            session.heard = Some(page);
+            session.page = Some(page);
             Ok(())
         });
         session.has_failed = ready.is_err();
@@ -192,13 +192,13 @@ impl Client {
 
     /// Sends an answer, and waits for files that are to be closed. False: it was the last.
     pub(super) fn reply(&self, session: &Session, reply: &Reply) -> bool {
-        self.close_left();
+        self.close_unneeded();
         self.link.send(reply, &[]).is_ok() && !session.has_failed
     }
 
-    fn close_left(&self) {
-        let left = lock(&self.owned).take_left();
-        drop(left);
+    fn close_unneeded(&self) {
+        let files = lock(&self.owned).take_unneeded();
+        drop(files);
     }
 
     /// Returns the commands that destroy all its objects.
@@ -210,11 +210,11 @@ impl Client {
     pub(super) fn leave(&self, registry: &Registry, session: Session) {
         self.memory.fence();
         self.dismiss();
-        if let Some(bells) = session.heard.filter(|_| !PlantedBug::HearsTheGone.is()) {
+        if let Some(bells) = session.page.filter(|_| !PlantedBug::HearsTheGone.is()) {
             registry.forget_bells(bells);
         }
         for command in self.farewell() {
-            let _ = registry.call(command);
+            let _ = registry.submit(command);
         }
         lock(&self.owned).clear();
         // Its peers hear of its end; one that is not told finds out by its timeouts.
@@ -226,7 +226,7 @@ impl Client {
 
     /// Closes the client's files after [`leave`](Self::leave), which may block. No other thread closes a file of a client that could block.
     pub(super) fn release(&self) {
-        self.close_left();
+        self.close_unneeded();
         self.link.drain();
     }
 
@@ -249,7 +249,7 @@ impl Client {
                 let named = counters.map(|(name, value)| (name.to_owned(), value));
                 return Ok(Response::Counters(named.collect()));
             }
-            Request::Snapshot => return self.look(registry),
+            Request::Snapshot => return self.snapshot(registry),
             Request::OrphanTable => {
                 let orphans = HandedOver::new(passed.memory()?).map_err(invalid)?;
                 *lock(&self.orphans) = Some(orphans);
@@ -277,8 +277,8 @@ impl Client {
                     let number = roster.port(self.slot, request, lowest)?;
                     Ok((number, roster.services.count(self.slot) < before))
                 };
-                let (number, goes) = self.enter(registry, |_| more, act)?;
-                if goes {
+                let (number, is_routed) = self.enter(registry, |_| more, act)?;
+                if is_routed {
                     self.route(registry)?;
                 }
                 return Ok(Response::PortNumber(number));
@@ -294,7 +294,7 @@ impl Client {
             }
             Request::Memory(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
-                let is_trusted = registry.standing(self.uid) == Standing::Host;
+                let is_trusted = registry.class_of(self.uid) == UserClass::Host;
                 let (memory, account, notifier) = (&self.memory, &self.account, &self.notifier);
                 let start_copies = &|| self.start_copies(registry);
                 let mut finder = Finder { memory, lent, account, notifier, passed, is_trusted, start_copies };
@@ -306,13 +306,13 @@ impl Client {
 
     /// Executes a permitted command, and keeps the books of objects and charges.
     fn carry_out(&self, registry: &Registry, mut command: Command) -> Result<Response, ControlError> {
-        self.may_ask(registry, &mut command)?;
+        self.authorize(registry, &mut command)?;
         let making = Creation::by(&command);
-        let (changed, gone) = match &command {
+        let (changed, destroyed) = match &command {
             Command::Memory(command) => (command.changes(), None),
             command => (None, command.takes_away()),
         };
-        let left =
+        let detached =
             if let Command::DetachMulticast(qp, group) = &command { Some((*qp, *group)) } else { None };
         let charge = match cost(&command) {
             None => None,
@@ -321,7 +321,7 @@ impl Client {
                 Some(self.account.charge_instead(cost, changed.and_then(|object| owned.charge_of(object)))?)
             }
         };
-        let answer = registry.call(command);
+        let answer = registry.submit(command);
         let made = match &answer {
             Ok(answer) => answer.made(),
             Err(ControlError::CopyOverdue) => None, // The command has taken effect.
@@ -332,10 +332,10 @@ impl Client {
             if let (Some(charge), Some(object)) = (charge, made.or(changed)) {
                 owned.enter(object, making, charge);
             }
-            if let Some(gone) = gone {
-                owned.strike(gone);
+            if let Some(destroyed) = destroyed {
+                owned.strike(destroyed);
             }
-            if let Some((qp, group)) = left {
+            if let Some((qp, group)) = detached {
                 owned.detached(qp, group);
             }
             self.events.retain(|event| owned.concerns(event));
@@ -344,7 +344,7 @@ impl Client {
         if let Answer::Qp(made) = &answer {
             self.set_up(registry, made.index, making.role).inspect_err(|_| {
                 // The client does not hear of the QP, so it could not destroy it.
-                let _ = registry.call(Command::DestroyQp(made.index));
+                let _ = registry.submit(Command::DestroyQp(made.index));
                 lock(&self.owned).strike(Object::Qp(made.index));
             })?;
         }
@@ -353,21 +353,21 @@ impl Client {
 
     /// Gives a new QP what it has together with others.
     fn set_up(&self, registry: &Registry, qp: QpIndex, role: Role) -> Result<(), ControlError> {
-        registry.call(Command::SetClient(qp, Arc::clone(&self.memory)))?;
+        registry.submit(Command::SetClient(qp, Arc::clone(&self.memory)))?;
         if let Some(rate) = &self.rate {
-            registry.call(Command::ShareRate(qp, rate.clone()))?;
+            registry.submit(Command::ShareRate(qp, rate.clone()))?;
         }
         if role == Role::Gsi { self.route(registry) } else { Ok(()) }
     }
 
     /// Checks the privileges that a command needs, as an adapter does, and corrects what the client claims about itself.
-    fn may_ask(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
+    fn authorize(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
         let refused = |why: &str| Err(ControlError::Refused { errno: libc::EPERM, why: why.to_owned() });
         match command {
             // As the kernel, which asks for CAP_NET_RAW: datagrams with such a Q_Key reach the QP1 of any host.
             Command::ModifyQp(qp, attr)
                 if attr.qkey.is_some_and(|qkey| qkey & PRIVILEGED_QKEY != 0)
-                    && registry.standing(self.uid) != Standing::Host
+                    && registry.class_of(self.uid) != UserClass::Host
                     && lock(&self.owned).gsi() != Some(*qp) =>
             {
                 refused("Q_Keys with the highest bit are for root and for the user whose NIC it is")
@@ -414,7 +414,7 @@ impl Client {
         result.map_err(|Denied { errno, why }| ControlError::Refused { errno, why })
     }
 
-    /// Opens an XRC domain. Its file is that of the descriptor that came along; what the client says of the file does not count.
+    /// Opens an XRC domain. Its file is the file of the descriptor that came along; what the client says of the file does not count.
     fn open_xrcd(
         &self,
         registry: &Registry,
@@ -448,7 +448,7 @@ impl Client {
             ])
         };
         let charges = if is_member { None } else { Some(charge()?) };
-        let answer = registry.call(Command::AttachMulticast(qp, group))?;
+        let answer = registry.submit(Command::AttachMulticast(qp, group))?;
         if let Some(charges) = charges {
             lock(&self.owned).attached(qp, group, charges);
         }
@@ -469,15 +469,15 @@ impl Client {
             (roster.units_of(self.slot).collect(), roster.services.of(self.slot).collect());
         drop(roster);
         let routes = GsiRoutes::new(units, services);
-        registry.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
+        registry.submit(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
     /// Returns a snapshot of its objects.
-    fn look(&self, registry: &Registry) -> Result<Response, ControlError> {
+    fn snapshot(&self, registry: &Registry) -> Result<Response, ControlError> {
         let own = lock(&self.owned).names();
         // The NIC alone reports counters, since they are of all clients together.
         let snapshot = Snapshot { nic_slot: Some(self.slot), ..registry.snapshot(&own) };
-        let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
+        let text = serde_json::to_vec(&snapshot).map_err(|error| refused(libc::EIO, &error))?;
         Ok(Response::Snapshot(text))
     }
 }
@@ -492,6 +492,6 @@ fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<
     Ok(())
 }
 
-fn elsewhere(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
+fn refused(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
     ControlError::Refused { errno, why: error.to_string() }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::client::Client;
 use super::processor_share::ProcessorShare;
 use super::registry::Registry;
-use roxie_base::threads::{ask_for_short_turns, lock, spawn_unsignalled};
+use roxie_base::threads::{lock, request_short_slices, spawn_unsignalled};
 use roxie_nic::shared::remote_memory::{CopyJobs, RemoteMemory};
 
 /// Processor time that a batch may take without a pause ...
@@ -53,7 +53,7 @@ impl Client {
 /// Runs until the end of the client.
 fn run(jobs: &CopyJobs, memory: &RemoteMemory, share: &ProcessorShare) {
     // As the worker's thread: a batch does not wait until a spinning program has used up its time slice.
-    let _ = ask_for_short_turns();
+    let _ = request_short_slices();
     while let Some(job) = jobs.next() {
         share.charge_for(FREE + FREE_OF_COPY * job.copies(), || job.run());
         if !share.pause().is_zero() {

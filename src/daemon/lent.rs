@@ -57,7 +57,7 @@ pub(super) enum PassedFd {
 }
 
 impl PassedFd {
-    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block for ever, because a file
+    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block forever, because a file
     /// system in userspace need not answer. Only the client's own thread may call this, and it must hold no lock.
     pub(super) fn of(request: &Request, fds: Vec<OwnedFd>) -> Result<PassedFd, ControlError> {
         let mut fds = fds.into_iter();
@@ -275,16 +275,16 @@ impl Convert<ClientForm, Mapped> for Finder<'_> {
 /// Returns device and inode of the file behind a client's descriptor, and a descriptor that keeps the file and can be closed without waiting.
 /// Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not open (`O_PATH`) will not: it takes no right to the file.
 fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
-    let look = || -> nix::Result<(FileId, OwnedFd)> {
+    let open_again = || -> nix::Result<(FileId, OwnedFd)> {
         if OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?).contains(OFlag::O_PATH) {
             return Err(Errno::EBADF);
         }
         let stat = fstat(fd)?;
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let kept = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, kept))
+        let opened = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, opened))
     };
-    look().map_err(|errno| ControlError::Refused {
+    open_again().map_err(|errno| ControlError::Refused {
         errno: errno as i32,
         why: format!("the descriptor of an XRC domain: {errno}"),
     })

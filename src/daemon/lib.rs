@@ -216,10 +216,10 @@ impl Daemon {
             ConnectionService::start(&device, Manager::new(roxie_nic::cm::Config::default()), IgnoreEvents)?;
         let (inner, raised) = Inner::new(device, config, on_change)?;
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
-        let tells = Arc::clone(&inner);
+        let notifying = Arc::clone(&inner);
         let threads = [
             spawn_unsignalled("roxie-accept", move || inner.accept_clients(listener)),
-            spawn_unsignalled("roxie-events", move || tells.tell(&raised)),
+            spawn_unsignalled("roxie-events", move || notifying.notify_clients(&raised)),
         ];
         for thread in threads {
             daemon.threads.push(thread.map_err(system("a thread"))?);
@@ -243,30 +243,30 @@ impl Drop for Daemon {
         self.inner.stopping.store(true, Relaxed);
         let _ = self.inner.stop.write(1);
         for client in lock(&self.inner.clients).iter() {
-            client.tell(AsyncEvent::Device(EventKind::DeviceFatal));
+            client.notify(AsyncEvent::Device(EventKind::DeviceFatal));
             client.dismiss();
         }
         let until = Instant::now() + END;
         // After the one that makes others there are no more.
-        let own = left_at(until, std::mem::take(&mut self.threads));
-        let left = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
-        if left > 0 {
-            (self.inner.on_change)(ClientChange::StillBusy(left));
+        let own = running_at(until, std::mem::take(&mut self.threads));
+        let busy = own + running_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
+        if busy > 0 {
+            (self.inner.on_change)(ClientChange::StillBusy(busy));
         }
     }
 }
 
 /// Joins threads that end in time. Returns how many do not.
-fn left_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
+fn running_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
     let ends = |thread: &JoinHandle<()>| {
         while !thread.is_finished() && Instant::now() < until {
             std::thread::sleep(LOOK_FOR_END);
         }
         thread.is_finished()
     };
-    let (ended, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(ends);
+    let (ended, running): (Vec<_>, Vec<_>) = threads.into_iter().partition(ends);
     ended.into_iter().for_each(|thread| drop(thread.join()));
-    left.len()
+    running.len()
 }
 
 fn served(client: &Client) -> Served {
@@ -274,7 +274,7 @@ fn served(client: &Client) -> Served {
 }
 
 impl Inner {
-    /// Makes a NIC, and the queue of events for [`tell_of`](Self::tell_of).
+    /// Makes a NIC, and the queue of events for [`notify_of`](Self::notify_of).
     fn new(
         device: Device,
         config: Config,
@@ -300,10 +300,10 @@ impl Inner {
         inner
             .registry
             .device
-            .tell_others(Box::new(move |object| lock(&clients).iter().any(|client| client.has(object))));
+            .set_others(Box::new(move |object| lock(&clients).iter().any(|client| client.has(object))));
         let clients = Arc::clone(&inner.clients);
         let clients = move || lock(&clients).iter().map(|client| client.entry()).collect();
-        inner.registry.device.tell_clients(Box::new(clients));
+        inner.registry.device.set_clients(Box::new(clients));
         Ok((inner, raised))
     }
 
@@ -312,7 +312,7 @@ impl Inner {
         let mut acceptor = Acceptor::new(listener, Bounds::default());
         while !self.stopping.load(Relaxed) {
             for handshake in acceptor.wait(self.stop.as_fd(), &|uid| {
-                (self.registry.standing(uid), self.registry.payers.known(uid))
+                (self.registry.class_of(uid), self.registry.payers.known(uid))
             }) {
                 match handshake {
                     Handshake::Greeted(greeting) => self.receive(greeting, &mut acceptor),
@@ -389,38 +389,38 @@ impl Inner {
         name: &str,
         memory: RemoteMemory,
     ) -> Result<(Client, NewDoorbells, Vec<OwnedFd>), String> {
-        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let text = |error: &dyn std::fmt::Display| error.to_string();
         let (bells, fds, held) =
-            Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| said(&error))?;
-        let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
-        let link = link.try_clone().map_err(|error| said(&error))?;
+            Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| text(&error))?;
+        let (events, receiver) = UnixStream::pair().map_err(|error| text(&error))?;
+        let link = link.try_clone().map_err(|error| text(&error))?;
         let events = Link::new(events);
         // Clients only receive there. Descriptors that they sent would be closed by the thread of events.
-        events.shut_input().map_err(|error| said(&error))?;
+        events.shut_input().map_err(|error| text(&error))?;
         let name = Foreign::from(name);
         let member = Identity { pid, uid, name: name.clone() };
-        let notifier = self.registry.new_notifier().map_err(|error| said(&error))?;
+        let notifier = self.registry.new_notifier().map_err(|error| text(&error))?;
         let room = self.registry.room_of(uid);
         let slot = {
             let mut roster = lock(&self.registry.roster);
             roster.count_as(uid, self.registry.payers.known(uid));
-            roster.admit(member, room).map_err(|denied| said(&denied))?
+            roster.admit(member, room).map_err(|denied| text(&denied))?
         };
         let arrival = NewClient { pid, name, uid, slot, memory, link, events, notifier };
-        let fds = fds.into_iter().chain([heard.into()]).collect();
+        let fds = fds.into_iter().chain([receiver.into()]).collect();
         let account = self.registry.open_account(uid);
         Ok((Client::new(arrival, &self.registry.config.quota, account), (bells, held), fds))
     }
 
     /// Passes events to the clients, new ones and those not received before.
-    fn tell(&self, raised: &Receiver<AsyncEvent>) {
+    fn notify_clients(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
-            self.tell_of(raised.recv_timeout(LOOK).ok());
+            self.notify_of(raised.recv_timeout(LOOK).ok());
         }
     }
 
     /// Passes an event to the clients that it concerns. `None`: retries the events not received before.
-    fn tell_of(&self, event: Option<AsyncEvent>) {
+    fn notify_of(&self, event: Option<AsyncEvent>) {
         let clients = lock(&self.clients).clone();
         clients.iter().filter(|client| client.has_fallen_silent()).for_each(|client| {
             self.registry.note_silent(client.uid, &client.memory);
@@ -429,9 +429,12 @@ impl Inner {
         });
         match event {
             Some(event) => {
-                clients.iter().filter(|client| client.concerns(event)).for_each(|client| client.tell(event));
+                clients
+                    .iter()
+                    .filter(|client| client.concerns(event))
+                    .for_each(|client| client.notify(event));
             }
-            None => clients.iter().for_each(|client| client.tell_kept()),
+            None => clients.iter().for_each(|client| client.notify_queued()),
         }
     }
 }

@@ -18,14 +18,14 @@ use roxie_nic::verbs::AsyncEvent;
 
 impl Client {
     /// Queues an event, which the notifier sends.
-    pub(super) fn tell(&self, event: AsyncEvent) {
+    pub(super) fn notify(&self, event: AsyncEvent) {
         self.events.keep(event);
         self.notifier.mark_messages();
     }
 
     /// Has the notifier try again to send queued events.
-    pub(super) fn tell_kept(&self) {
-        if self.events.has_kept() {
+    pub(super) fn notify_queued(&self) {
+        if self.events.has_queued() {
             self.notifier.mark_messages();
         }
     }
@@ -33,7 +33,7 @@ impl Client {
     /// The notifier's side: wakes the client. Never blocks: events that it does not receive stay queued.
     pub(super) fn wake(&self, wake: &Wake) {
         match wake {
-            Wake::Messages if self.events.send_kept().is_err() => self.dismiss(),
+            Wake::Messages if self.events.send_queued().is_err() => self.dismiss(),
             Wake::Messages => {}
             wake => wake.run(),
         }

@@ -17,33 +17,33 @@ const KEPT: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Outbox {
     link: Link,
-    kept: Mutex<Vec<AsyncEvent>>,
+    queued: Mutex<Vec<AsyncEvent>>,
 }
 
 impl Outbox {
     pub(super) fn new(link: Link) -> Outbox {
-        Outbox { link, kept: Mutex::default() }
+        Outbox { link, queued: Mutex::default() }
     }
 
     /// Queues an event.
     pub(super) fn keep(&self, event: AsyncEvent) {
-        let mut kept = lock(&self.kept);
-        if kept.len() < KEPT && !kept.contains(&event) {
-            kept.push(event);
+        let mut queued = lock(&self.queued);
+        if queued.len() < KEPT && !queued.contains(&event) {
+            queued.push(event);
         }
     }
 
     /// True if an event is queued.
-    pub(super) fn has_kept(&self) -> bool {
-        !lock(&self.kept).is_empty()
+    pub(super) fn has_queued(&self) -> bool {
+        !lock(&self.queued).is_empty()
     }
 
     /// Sends queued events, as far as there is room.
     ///
     /// # Errors
     /// If the client has closed its socket.
-    pub(super) fn send_kept(&self) -> io::Result<()> {
-        self.empty(&mut lock(&self.kept))
+    pub(super) fn send_queued(&self) -> io::Result<()> {
+        self.empty(&mut lock(&self.queued))
     }
 
     fn empty(&self, kept: &mut Vec<AsyncEvent>) -> io::Result<()> {
@@ -62,7 +62,7 @@ impl Outbox {
 
     /// Drops queued events of objects that no longer exist.
     pub(super) fn retain(&self, is_of_an_object: impl Fn(AsyncEvent) -> bool) {
-        lock(&self.kept).retain(|event| is_of_an_object(*event));
+        lock(&self.queued).retain(|event| is_of_an_object(*event));
     }
 
     /// Ends the connection for both ends.

@@ -19,9 +19,9 @@ pub(super) struct Owned {
     gsi: Option<QpIndex>,
     /// QPs in multicast groups, each with what it costs the process and its user.
     members: HashMap<(QpIndex, Gid), [Charge; 2]>,
-    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take for ever to close, and others wait
+    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take forever to close, and others wait
     /// for this book.
-    left: Vec<OwnedFd>,
+    unneeded: Vec<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Owned {
     pub(super) fn strike(&mut self, object: Object) {
         match self.objects.get_mut(&object) {
             Some(holding) if holding.charges.len() > 1 => drop(holding.charges.pop()),
-            _ => self.left.extend(self.objects.remove(&object).and_then(|holding| holding.file)),
+            _ => self.unneeded.extend(self.objects.remove(&object).and_then(|holding| holding.file)),
         }
         if let Object::Qp(qp) = object {
             self.gsi.take_if(|gsi| *gsi == qp);
@@ -147,21 +147,21 @@ impl Owned {
     /// Keeps the file that an XRC domain stands for, as long as the domain is open. `None`: it was not opened.
     pub(super) fn keep_file(&mut self, xrcd: Option<XrcdId>, file: OwnedFd) {
         match xrcd.and_then(|xrcd| self.objects.get_mut(&Object::Xrcd(xrcd))) {
-            Some(holding) => self.left.extend(holding.file.replace(file)),
-            None => self.left.push(file),
+            Some(holding) => self.unneeded.extend(holding.file.replace(file)),
+            None => self.unneeded.push(file),
         }
     }
 
     /// Returns files that no domain needs any more, to be closed once this book is not locked.
-    pub(super) fn take_left(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.left)
+    pub(super) fn take_unneeded(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.unneeded)
     }
 
     /// Strikes everything.
     pub(super) fn clear(&mut self) {
-        let mut left = std::mem::take(&mut self.left);
-        left.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
-        *self = Owned { left, ..Owned::default() };
+        let mut files = std::mem::take(&mut self.unneeded);
+        files.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
+        *self = Owned { unneeded: files, ..Owned::default() };
     }
 
     /// True if a QP is in a multicast group.

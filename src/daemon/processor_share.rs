@@ -15,7 +15,7 @@ use roxie_base::threads::lock;
 pub(super) const FREE: Duration = Duration::from_micros(100);
 /// The part of a processor that a user has for longer than a burst.
 const PART: u32 = 4;
-/// Processor time that a user may take at once after a long rest: some thousand queue pairs are created in it.
+/// Processor time that a user may take in one go after a long rest: some thousand queue pairs are created in it.
 const BURST: Duration = Duration::from_millis(500);
 
 /// Longest sleep in a pause between two looks whether the client has ended.
@@ -46,10 +46,10 @@ impl ProcessorShare {
 
     /// Charges work that took this much processor time, of which `free` costs nothing.
     fn charge(&self, took: Duration, free: Duration) {
-        let owed = took.saturating_sub(free) * PART;
-        if owed > Duration::ZERO {
+        let debt = took.saturating_sub(free) * PART;
+        if debt > Duration::ZERO {
             let (mut paid, now) = (lock(&self.0), Instant::now());
-            *paid = Some(paid.map_or(now, |paid| paid.max(now)) + owed);
+            *paid = Some(paid.map_or(now, |paid| paid.max(now)) + debt);
         }
     }
 
@@ -72,9 +72,9 @@ impl ProcessorShare {
 
     /// Returns the time for which the user's threads are to pause.
     pub(super) fn pause(&self) -> Duration {
-        let owed =
+        let debt =
             lock(&self.0).map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
-        owed.saturating_sub(BURST * PART)
+        debt.saturating_sub(BURST * PART)
     }
 }
 
@@ -120,8 +120,8 @@ mod tests {
     fn waiting_costs_nothing() {
         let share = ProcessorShare::default();
         share.charge_for(FREE, || std::thread::sleep(Duration::from_millis(5)));
-        let owed =
+        let debt =
             lock(&share.0).map_or(Duration::ZERO, |paid| paid.saturating_duration_since(Instant::now()));
-        assert!(owed < Duration::from_millis(5), "{owed:?}");
+        assert!(debt < Duration::from_millis(5), "{debt:?}");
     }
 }

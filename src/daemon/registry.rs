@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
 
-use super::acceptor::Standing;
-use super::account::{Account, Accounts, kept};
+use super::acceptor::UserClass;
+use super::account::{Account, Accounts, find_or_make};
 use super::memory;
 use super::payers::{Payers, UNLISTED};
 use super::processor_share::ProcessorShare;
@@ -33,7 +33,7 @@ pub struct Config {
     pub quota: Quota,
     /// The bounds of all processes of a user together.
     pub user_quota: Quota,
-    /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may have
+    /// Maximum number of processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may have
     /// all places, and the last 16 are for them.
     pub user_processes: u32,
 }
@@ -120,23 +120,23 @@ impl Registry {
         })
     }
 
-    /// Returns a user's standing with this NIC.
-    pub(super) fn standing(&self, uid: u32) -> Standing {
+    /// Returns the class of a user.
+    pub(super) fn class_of(&self, uid: u32) -> UserClass {
         let is_served = match &self.config.users {
             Users::All => true,
             Users::Only(users) => users.contains(&uid),
         };
         match uid {
-            _ if uid == 0 || uid == self.uid => Standing::Host,
-            _ if is_served => Standing::Served,
-            _ => Standing::Stranger,
+            _ if uid == 0 || uid == self.uid => UserClass::Host,
+            _ if is_served => UserClass::Served,
+            _ => UserClass::Unserved,
         }
     }
 
     /// Returns how many places and units of ended processes a user may have.
     pub(super) fn room_of(&self, uid: u32) -> Room {
-        match self.standing(uid) {
-            Standing::Host => Room::ALL,
+        match self.class_of(uid) {
+            UserClass::Host => Room::ALL,
             _ => {
                 let share = if self.payers.known(uid) == UNLISTED { UNLISTED_SHARE } else { 1 };
                 let most = self.config.user_processes.div_ceil(share) as usize;
@@ -147,7 +147,7 @@ impl Registry {
 
     /// Returns the lowest port number that a user's processes may bind. The kernel asks for CAP_NET_BIND_SERVICE below; here the user decides.
     pub(super) fn lowest_port(&self, uid: u32) -> u16 {
-        if self.standing(uid) == Standing::Host {
+        if self.class_of(uid) == UserClass::Host {
             return 0;
         }
         let text = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").unwrap_or_default();
@@ -155,7 +155,7 @@ impl Registry {
     }
 
     /// Checks the user before the client may hand over its memory.
-    pub(super) fn hears(&self, uid: u32) -> Result<(), String> {
+    pub(super) fn admits_user(&self, uid: u32) -> Result<(), String> {
         // In the client's thread, because a directory of users may be slow to answer.
         self.payers.of(uid);
         if self.is_silent(uid) {
@@ -183,7 +183,7 @@ impl Registry {
 
     /// Returns what all clients of a user take of the processors.
     pub(super) fn share_of(&self, uid: u32) -> Arc<ProcessorShare> {
-        kept(&self.shares, self.payers.known(uid), Arc::default)
+        find_or_make(&self.shares, self.payers.known(uid), Arc::default)
     }
 
     /// Opens an account for a client of this user.
@@ -217,12 +217,12 @@ impl Registry {
         self.engine().now()
     }
 
-    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub(super) fn submit(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         self.engine().call(command)
     }
 
     /// Adds a client's doorbell page to those that the NIC reads.
-    pub(super) fn hear(&self, page: Doorbells) -> Result<DoorbellsId, ControlError> {
+    pub(super) fn add_doorbells(&self, page: Doorbells) -> Result<DoorbellsId, ControlError> {
         let id =
             self.engine().adjust(|worker| worker.clients().add(page)).ok_or(ControlError::DeviceFatal)?;
         let id = id.map_err(|_| ControlError::NoMemory("doorbell"))?;

@@ -18,7 +18,7 @@ use roxie_nic::shared::remote_memory::RemoteMemory;
 
 /// Serves one process.
 ///
-/// Runs in a thread of the client's own, which may block for ever: checking or closing a file that the client hands over waits for the file's
+/// Runs in a thread of the client's own, which may block forever: checking or closing a file that the client hands over waits for the file's
 /// file system, which may be a process that does not answer. Then the thread holds no lock and not the NIC, which ends without it. The client
 /// keeps its slot until then.
 pub(super) fn serve(nic: &Weak<Inner>, greeting: Greeting) {
@@ -50,8 +50,8 @@ pub(super) fn admit(
     hello: &Hello,
     until: Instant,
 ) -> Option<(Arc<Client>, Session)> {
-    let heard = nic.upgrade()?.registry.hears(uid);
-    let memory = heard.and_then(|()| memory_of(link, hello, until));
+    let greeted = nic.upgrade()?.registry.admits_user(uid);
+    let memory = greeted.and_then(|()| memory_of(link, hello, until));
     nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
 }
 

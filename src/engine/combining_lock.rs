@@ -46,7 +46,7 @@ impl<W> CombiningLock<W> {
 
     /// After unlocking: calls `send` while `rings`, up to [`WaitPolicy::LOOKS_AFTER_UNLOCK`] times. True: doorbells are still
     /// rung, and another thread must be woken.
-    pub(crate) fn look_again(&self, rings: impl Fn() -> bool, mut send: impl FnMut(&mut W)) -> bool {
+    pub(crate) fn recheck(&self, rings: impl Fn() -> bool, mut send: impl FnMut(&mut W)) -> bool {
         for _ in 0..WaitPolicy::LOOKS_AFTER_UNLOCK {
             fence(SeqCst);
             if !rings() {

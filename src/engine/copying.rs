@@ -13,7 +13,7 @@
 //! resumes the QPs         <---------
 //! ```
 //!
-//! A half waits for a few microseconds for its batches, as long as those of the client come back that soon. Its QPs are then not parked.
+//! A half waits for a few microseconds for its batches, as long as the client's batches come back that soon. Its QPs are then not parked.
 //! Memory without such a thread is copied in the pass.
 
 use std::sync::Arc;
@@ -172,7 +172,7 @@ impl Worker {
         // A QP without room for its frames holds up no other.
         for _ in 0..self.nic.released() {
             let Some(qp) = self.nic.next_released() else { break };
-            if !self.send_kept(now, qp) {
+            if !self.send_parked_frames(now, qp) {
                 self.nic.release_later();
                 continue;
             }
@@ -210,9 +210,9 @@ impl Worker {
     }
 
     /// Puts the frames of a QP that have waited for their payload into slots. False: the port has no room.
-    fn send_kept(&mut self, now: Nanos, qp: QpIndex) -> bool {
-        while let Some(kept) = self.nic.next_kept(qp) {
-            let KeptFrame { bytes, is_missing, .. } = &kept;
+    fn send_parked_frames(&mut self, now: Nanos, qp: QpIndex) -> bool {
+        while let Some(frame) = self.nic.next_frame(qp) {
+            let KeptFrame { bytes, is_missing, .. } = &frame;
             if *is_missing {
                 self.nic.payload_missing(now, qp, &Frame::whole(bytes));
             } else if bytes.len() > self.port().info().max_frame {
@@ -224,7 +224,7 @@ impl Worker {
                 }
                 self.slots.push((id, qp));
             } else {
-                self.nic.keep_again(qp, kept);
+                self.nic.keep_again(qp, frame);
                 return false;
             }
         }

@@ -13,7 +13,7 @@ use super::handoff::NextSleep;
 use super::shared::{Dead, Shared, WorkerGuard, readable, sleep_on};
 use super::wait_policy::WaitPolicy;
 use super::{Drive, Progress};
-use roxie_base::threads::{ask_for_short_turns, spawn_unsignalled};
+use roxie_base::threads::{request_short_slices, spawn_unsignalled};
 use roxie_base::time::Nanos;
 
 /// Restricts the calling thread to one core, and reports if that is not possible.
@@ -48,7 +48,7 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive) -> io::Result<JoinHandle<
         // Without a timer slack of 1 ns, a sleep of 50 us takes 100 us. On failure sleeps are longer.
         let _ = prctl::set_timerslack(1);
         // With short time slices, a frame does not wait until a spinning program has used up its own slice.
-        let _ = ask_for_short_turns();
+        let _ = request_short_slices();
         let _ended = match drive {
             Drive::Caller => run_between_callers(&shared),
             Drive::Thread { core, spin } => {
@@ -150,7 +150,7 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
             }
             // A caller runs a pass. If this thread waited for the lock, the caller would pay a system call to hand it over.
             drop(polling);
-            if let NextSleep::Until(until) = shared.handoff.rest_beside_caller(now.0) {
+            if let NextSleep::Until(until) = shared.handoff.rest_while_caller_polls(now.0) {
                 let until = backoff_sleep(shared, now, Nanos(until));
                 check_after_backoff(shared, until);
             }
@@ -168,7 +168,7 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
             block(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
-            if shared.owed_at().is_none() {
+            if shared.deferred_ack_since().is_none() {
                 thread::yield_now();
             }
         }
@@ -181,19 +181,19 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
 /// that it reaches the peer together with the reply. An acknowledgement that arrives alone ends the peer's polling, and the peer's
 /// engine thread has to be woken for the reply.
 fn pass(shared: &Shared, worker: &mut WorkerGuard<'_>, now: Nanos) -> Progress {
-    let came = worker.take_in(now);
-    shared.wake_pollers(came.completions);
-    if came.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
-        match shared.owed_at() {
-            None if came.received > 0 && shared.handoff.away(now.0) < WaitPolicy::RECENT_NS => {
-                shared.owe(worker, now);
-                return came;
+    let intake = worker.take_in(now);
+    shared.wake_pollers(intake.completions);
+    if intake.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
+        match shared.deferred_ack_since() {
+            None if intake.received > 0 && shared.handoff.away(now.0) < WaitPolicy::RECENT_NS => {
+                shared.defer_acks(worker, now);
+                return intake;
             }
-            Some(at) if now - at < Nanos(WaitPolicy::OWED_FOR_NS) => return came,
+            Some(at) if now - at < Nanos(WaitPolicy::OWED_FOR_NS) => return intake,
             _ => {}
         }
     }
-    came.and(&shared.send_out(worker, now))
+    intake.and(&shared.send_out(worker, now))
 }
 
 /// Marks a polling caller as still polling when dropped. The engine thread may have preempted that caller, which is no gap in its
@@ -235,7 +235,7 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
 /// stopped, or were cancelled. `until`: when the sleep was to end.
 fn check_after_backoff(shared: &Shared, until: Nanos) {
     let now = shared.clock.now().0;
-    if !shared.handoff.has_stand_in() {
+    if !shared.handoff.has_substitute() {
         // A caller that polls runs a pass within `JUST_NOW_NS`; a longer absence at `until` is a miss. Two cases are no miss:
         // * The engine thread has preempted the poller since `until`. The absence is therefore measured at `until`, not now.
         // * A caller has postponed the end of the sleep to a time that is still ahead.
@@ -249,7 +249,7 @@ fn check_after_backoff(shared: &Shared, until: Nanos) {
     }
     // The caller that blocks on the link has not fetched its frame: take over.
     if work_waits(shared) {
-        let _ = shared.handoff.end_stand_in();
+        let _ = shared.handoff.end_substituting();
     }
 }
 

@@ -15,7 +15,7 @@
 //! it will wait, and is not trusted: before the arming call returns, the engine thread blocks on the link, or was woken to do so.
 //!
 //! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits`
-//! against `back_off`, `end_stand_in` against `until_woken`. The caller that changes the word from asleep to awake owes the one wake-up. The
+//! against `back_off`, `end_substituting` against `until_woken`. The caller that changes the word from asleep to awake owes the one wake-up. The
 //! tests in `tests/handoff` check every interleaving.
 
 use super::sync::{
@@ -60,9 +60,9 @@ pub(crate) struct Handoff {
     /// When a caller last stopped polling: it returned after a gap, or began to wait.
     broke_at: AtomicU64,
     /// 1: a caller blocks on the link inside a call, in the engine thread's place.
-    stand_in: AtomicU64,
+    substitute: AtomicU64,
     /// When a caller last began to block on the link.
-    stand_in_at: AtomicU64,
+    substitute_since: AtomicU64,
     /// For how long callers must have polled without a gap to be trusted.
     trust_after: AtomicU64,
 }
@@ -73,8 +73,8 @@ impl Handoff {
             thread_state: AtomicU64::new(AWAKE),
             last_pass: AtomicU64::new(0),
             broke_at: AtomicU64::new(0),
-            stand_in: AtomicU64::new(0),
-            stand_in_at: AtomicU64::new(NOTHING),
+            substitute: AtomicU64::new(0),
+            substitute_since: AtomicU64::new(NOTHING),
             trust_after: AtomicU64::new(WaitPolicy::TRUST_AFTER_NS),
         }
     }
@@ -115,7 +115,7 @@ impl Handoff {
         // Against `back_off`: either `back_off` sees the new `broke_at`, or the load below sees the sleep.
         fence(SeqCst);
         let state = self.thread_state.load(Relaxed);
-        let blocks = state & KIND == BLOCKED || self.has_stand_in();
+        let blocks = state & KIND == BLOCKED || self.has_substitute();
         !blocks && self.wake_from(state)
     }
 
@@ -150,14 +150,14 @@ impl Handoff {
     #[must_use]
     pub(crate) fn extend(&self, now: u64) -> Option<u64> {
         let state = self.thread_state.load(Relaxed);
-        let left = (state & !KIND).saturating_sub(now);
-        if state & KIND != BACKOFF || left > WaitPolicy::LONGEST_BACKOFF_NS / 4 {
+        let remaining = (state & !KIND).saturating_sub(now);
+        if state & KIND != BACKOFF || remaining > WaitPolicy::LONGEST_BACKOFF_NS / 4 {
             return None;
         }
         let backoff = self
             .earned(now)
-            .or_else(|| self.had_stand_in_lately(now).then_some(WaitPolicy::BLOCKED_CALLER_BACKOFF_NS))?;
-        if left > backoff / 4 {
+            .or_else(|| self.had_substitute_recently(now).then_some(WaitPolicy::BLOCKED_CALLER_BACKOFF_NS))?;
+        if remaining > backoff / 4 {
             return None;
         }
         let until = now + backoff;
@@ -181,31 +181,31 @@ impl Handoff {
     }
 
     /// True if a caller blocks on the link.
-    pub(crate) fn has_stand_in(&self) -> bool {
-        self.stand_in.load(Relaxed) != 0
+    pub(crate) fn has_substitute(&self) -> bool {
+        self.substitute.load(Relaxed) != 0
     }
 
     /// Records that a caller blocks on the link. False: another one already does.
-    pub(crate) fn begin_stand_in(&self, now: u64) -> bool {
-        self.stand_in_at.store(now, Relaxed);
-        self.stand_in.compare_exchange(0, 1, SeqCst, Relaxed).is_ok()
+    pub(crate) fn begin_substituting(&self, now: u64) -> bool {
+        self.substitute_since.store(now, Relaxed);
+        self.substitute.compare_exchange(0, 1, SeqCst, Relaxed).is_ok()
     }
 
     /// True if a caller blocks on the link, or did within [`WaitPolicy::RECENT_NS`].
-    pub(crate) fn had_stand_in_lately(&self, now: u64) -> bool {
-        is_within(self.stand_in_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
+    pub(crate) fn had_substitute_recently(&self, now: u64) -> bool {
+        is_within(self.substitute_since.load(Relaxed), now, WaitPolicy::RECENT_NS)
     }
 
     /// Stops trusting callers that blocked on the link to do so again: several threads wait.
-    pub(crate) fn forget_stand_in(&self) {
-        self.stand_in_at.store(NOTHING, Relaxed);
+    pub(crate) fn distrust_substitutes(&self) {
+        self.substitute_since.store(NOTHING, Relaxed);
     }
 
     /// Records that the caller no longer blocks on the link. True: wake the engine thread.
     #[must_use]
-    pub(crate) fn end_stand_in(&self) -> bool {
-        self.stand_in.store(0, Relaxed);
-        // Against `until_woken`: either `until_woken` sees that `stand_in` is 0, or the load below sees the sleep.
+    pub(crate) fn end_substituting(&self) -> bool {
+        self.substitute.store(0, Relaxed);
+        // Against `until_woken`: either `until_woken` sees that `substitute` is 0, or the load below sees the sleep.
         fence(SeqCst);
         let state = self.thread_state.load(Relaxed);
         state & KIND == UNTIL_WOKEN && self.wake_from(state)
@@ -216,7 +216,7 @@ impl Handoff {
     pub(crate) fn rest(&self, now: u64) -> NextSleep {
         let broke_at = self.broke_at.load(Relaxed);
         let away = self.away(now);
-        if self.has_stand_in() {
+        if self.has_substitute() {
             return if away >= WaitPolicy::RECENT_NS {
                 self.until_woken()
             } else {
@@ -230,7 +230,7 @@ impl Handoff {
             return self.back_off(broke_at, now + backoff);
         }
         // A caller that blocked on the link a moment ago is about to do so again.
-        if self.had_stand_in_lately(now) {
+        if self.had_substitute_recently(now) {
             return self.back_off(broke_at, now + WaitPolicy::SHORTEST_BACKOFF_NS);
         }
         NextSleep::None
@@ -238,7 +238,7 @@ impl Handoff {
 
     /// Called by an engine thread that found a caller in a pass, which may poll on or do something else. Returns a backoff sleep
     /// until the caller may be trusted, or the shortest one if that takes longer than [`WaitPolicy::TRUST_AFTER_NS`].
-    pub(crate) fn rest_beside_caller(&self, now: u64) -> NextSleep {
+    pub(crate) fn rest_while_caller_polls(&self, now: u64) -> NextSleep {
         let broke_at = self.broke_at.load(Relaxed);
         let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));
         let backoff = trusted_at.saturating_sub(now);
@@ -266,7 +266,7 @@ impl Handoff {
     fn back_off(&self, broke_at: u64, until: u64) -> NextSleep {
         self.thread_state.store(until & !KIND | BACKOFF, Relaxed);
         fence(SeqCst);
-        if self.broke_at.load(Relaxed) != broke_at && !self.has_stand_in() {
+        if self.broke_at.load(Relaxed) != broke_at && !self.has_substitute() {
             self.wakes();
             return NextSleep::None;
         }
@@ -276,7 +276,7 @@ impl Handoff {
     fn until_woken(&self) -> NextSleep {
         self.thread_state.store(!KIND | UNTIL_WOKEN, Relaxed);
         fence(SeqCst);
-        if !self.has_stand_in() {
+        if !self.has_substitute() {
             self.wakes();
             return NextSleep::None;
         }

@@ -24,7 +24,7 @@
 //! an eventfd, then checks for work once more.
 //!
 //! A pass that panics is a bug, and leaves the worker in an unknown state. The engine is then dead: blocked threads are woken, a
-//! device-fatal event is raised, and posts and commands fail at once.
+//! device-fatal event is raised, and posts and commands fail immediately.
 
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
@@ -95,14 +95,14 @@ pub enum Drive {
     Caller,
     /// Calls of the application only: for tests and benchmarks.
     CallerOnly,
-    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run at once, at that
+    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run immediately, at that
     /// time. Posts and polls run nothing.
     Stepped,
     /// A thread of its own, optionally pinned to a core, that sleeps after `spin` without work.
     Thread {
         /// The core that the thread is pinned to; `None`: the scheduler decides.
         core: Option<usize>,
-        /// How long the thread spins before it sleeps; `Nanos::MAX`: for ever.
+        /// How long the thread spins before it sleeps; `Nanos::MAX`: forever.
         spin: Nanos,
     },
 }
@@ -134,7 +134,7 @@ impl Engine {
     /// made for as many QPs as the NIC has.
     ///
     /// # Errors
-    /// As those of [`Engine::start`].
+    /// The errors of [`Engine::start`].
     pub fn start_on(
         config: NicConfig,
         port: Box<dyn Port>,
@@ -161,7 +161,7 @@ impl Engine {
         }
     }
 
-    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before that of the last step. A dead engine does nothing.
+    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before the time of the last step. A dead engine does nothing.
     pub fn step(&self, now: Nanos) -> Progress {
         if let Some(at) = &self.stepped_at {
             at.store(now.0, Relaxed);
@@ -174,7 +174,7 @@ impl Engine {
         &self.doorbells
     }
 
-    /// Runs a pass if callers drive this engine and no other thread is in one. Returns at once otherwise.
+    /// Runs a pass if callers drive this engine and no other thread is in one. Returns immediately otherwise.
     ///
     /// A pass that receives something may return before its sending half. The caller then has its completion or bytes, and what it
     /// posts in response leaves in one port flush with the acknowledgements. If the caller posts nothing, the engine thread sends
@@ -189,11 +189,11 @@ impl Engine {
         if !self.caller_drives {
             return Progress::default();
         }
-        let progress = self.pass_and_look_on(&has_come);
+        let progress = self.poll_and_watch(&has_come);
         if self.shared.handoff_due.load(Relaxed) && !has_come() {
             // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
             // that expectation.
-            self.shared.handoff.forget_stand_in();
+            self.shared.handoff.distrust_substitutes();
             self.step_aside();
         }
         if progress.completions > 0 {
@@ -206,33 +206,33 @@ impl Engine {
         progress
     }
 
-    fn pass_and_look_on(&self, has_come: &impl Fn() -> bool) -> Progress {
+    fn poll_and_watch(&self, has_come: &impl Fn() -> bool) -> Progress {
         let now = self.now();
         self.shared.pollers.note_thread(now.0, waiters::this_thread());
         self.shared.passed(now);
-        let just_looked = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
-        if just_looked && !self.shared.spinning.is_due() {
+        let just_polled = self.shared.blocked_recently(now) && self.shared.was_empty_recently(now);
+        if just_polled && !self.shared.spinning.is_due() {
             return Progress::default();
         }
         let Some(mut worker) = self.shared.try_turn() else {
             self.shared.give_way(now);
             return Progress::default();
         };
-        let came = worker.take_in(now);
-        self.shared.note(now, &came);
-        if self.put_off_replies(&worker, now, &came) {
-            return Progress { more: came.received > 0, ..came };
+        let intake = worker.take_in(now);
+        self.shared.note(now, &intake);
+        if self.defer_replies(&worker, now, &intake) {
+            return Progress { more: intake.received > 0, ..intake };
         }
-        let progress = came.and(&self.shared.send_out(&mut worker, now));
+        let progress = intake.and(&self.shared.send_out(&mut worker, now));
         if progress.is_idle() {
             let published = worker.nic().published();
             drop(worker);
-            if let Some(came) = self.spin_for_completion(now, published, has_come) {
-                return came;
+            if let Some(intake) = self.spin_for_completion(now, published, has_come) {
+                return intake;
             }
-            self.shared.found_nothing(now);
+            self.shared.note_empty_pass(now);
         } else {
-            self.shared.found_something();
+            self.shared.note_busy_pass();
             self.shared.wake_if_needed(&worker, progress.more);
             let ended = self.now();
             self.shared.handoff.pass_ended(ended.0);
@@ -242,17 +242,17 @@ impl Engine {
     }
 
     /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is trusted to poll
-    /// again soon. Requests unblocked by an ACK, and READ responses, are sent at once. Returns true if the pass may end.
-    fn put_off_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
-        let owed_at = self.shared.owed_at();
+    /// again soon. Requests unblocked by an ACK, and READ responses, are sent immediately. Returns true if the pass may end.
+    fn defer_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
+        let deferred_since = self.shared.deferred_ack_since();
         let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();
         if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {
             return false;
         }
-        match owed_at {
+        match deferred_since {
             None => {
                 if came.received > 0 {
-                    self.shared.owe(worker, now);
+                    self.shared.defer_acks(worker, now);
                 }
                 came.received > 0
             }
@@ -270,13 +270,13 @@ impl Engine {
     /// them. The requests leave before this returns, or in a later pass that is certain: the holder of the worker's lock checks
     /// the doorbells after unlocking, and an engine thread in a backoff sleep, which needs callers that poll without a gap, wakes
     /// soon.
-    pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+    pub fn ring_doorbell(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         if !self.caller_drives {
             self.doorbells.ring(qp);
             return;
         }
         self.doorbells.ring_silently(qp);
-        self.shared.spinning.posted();
+        self.shared.spinning.note_post();
         let may_wait = outstanding > WaitPolicy::FEW_OUTSTANDING
             && posts % WaitPolicy::HELD_POSTS != WaitPolicy::HELD_POSTS - 1;
         if may_wait && (self.thread.is_none() || self.shared.handoff.is_in_backoff()) {
@@ -285,8 +285,8 @@ impl Engine {
         if let Some(mut worker) = self.shared.try_turn() {
             let now = self.now();
             self.shared.passed(now);
-            let left = self.shared.send_out(&mut worker, now);
-            self.shared.wake_if_needed(&worker, left.more);
+            let sent = self.shared.send_out(&mut worker, now);
+            self.shared.wake_if_needed(&worker, sent.more);
         }
     }
 
@@ -295,11 +295,11 @@ impl Engine {
     /// process can end. Gives up after `limit`: the calling thread may be in a signal handler that interrupted its own pass.
     pub fn send_last(&self, limit: Duration) {
         let until = Instant::now() + limit;
-        let mut is_told = false;
+        let mut is_warned = false;
         while !self.is_dead() && Instant::now() < until {
             match self.try_to_send_last() {
                 Some(true) => return,
-                Some(false) if !std::mem::replace(&mut is_told, true) => {
+                Some(false) if !std::mem::replace(&mut is_warned, true) => {
                     self.step_aside();
                     self.shared.wake_engine_thread();
                 }
@@ -312,14 +312,14 @@ impl Engine {
     /// True if nothing is left to send; `None` if another thread holds the worker. Sends if there is no engine thread.
     fn try_to_send_last(&self) -> Option<bool> {
         let mut worker = self.shared.try_turn_between()?;
-        let is_left = |worker: &Worker| {
-            let owes = self.shared.owed_at().is_some();
-            owes || worker.doorbells().any() || worker.nic().has_ready()
+        let has_work = |worker: &Worker| {
+            let has_deferred = self.shared.deferred_ack_since().is_some();
+            has_deferred || worker.doorbells().any() || worker.nic().has_ready()
         };
-        if is_left(&worker) && self.thread.is_none() {
+        if has_work(&worker) && self.thread.is_none() {
             self.shared.send_out(&mut worker, self.now());
         }
-        Some(!is_left(&worker))
+        Some(!has_work(&worker))
     }
 
     /// Replaces the NIC's port, and adopts the new one's MAC address and MTU. The previous port must not have carried any frame.
@@ -341,14 +341,14 @@ impl Engine {
     pub fn attach_capture(&self, recorder: Recorder<Background>) -> Option<Recorder<Background>> {
         let now = self.now();
         // Kept here until the worker takes it: a dead engine does not.
-        let left = Arc::new(Mutex::new(Some(recorder)));
-        let taken = Arc::clone(&left);
+        let unattached = Arc::new(Mutex::new(Some(recorder)));
+        let slot = Arc::clone(&unattached);
         let attach = move |worker: &mut Worker| {
-            let mut left = taken.lock().unwrap_or_else(PoisonError::into_inner);
-            *left = left.take().and_then(|recorder| worker.attach_capture(now, recorder));
+            let mut unattached = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            *unattached = unattached.take().and_then(|recorder| worker.attach_capture(now, recorder));
         };
         self.adjust(attach);
-        left.lock().unwrap_or_else(PoisonError::into_inner).take()
+        unattached.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.
@@ -370,7 +370,7 @@ impl Engine {
     /// Executes a command and blocks until its answer.
     ///
     /// # Errors
-    /// As those of the command; [`ControlError::DeviceFatal`] if the engine is dead.
+    /// The errors of the command; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
         self.submit(Request::Command { command: command.into().prepare()?, answer })?;
@@ -421,7 +421,7 @@ impl Engine {
     {
         match self.visit(move |worker: &mut Worker| look(worker)) {
             Ok(result) => result,
-            Err(look) => look(&mut self.shared.lock_to_look()),
+            Err(look) => look(&mut self.shared.lock_to_inspect()),
         }
     }
 
@@ -480,7 +480,7 @@ impl Engine {
     pub fn take_link_error(&self) -> Option<io::Error> {
         match self.visit(Worker::take_link_error) {
             Ok(error) => error,
-            Err(take) => take(&mut self.shared.lock_to_look()),
+            Err(take) => take(&mut self.shared.lock_to_inspect()),
         }
     }
 }
@@ -489,7 +489,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if let Ok(mut worker) = self.shared.lock_between() {
             let now = self.now();
-            self.shared.send_what_is_owed(&mut worker, now);
+            self.shared.send_deferred_acks(&mut worker, now);
         }
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {

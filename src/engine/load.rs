@@ -12,7 +12,7 @@ use std::thread;
 pub(super) struct Load {
     file: Option<File>,
     processors: u32,
-    asked_at: AtomicU64,
+    read_at: AtomicU64,
     /// Weighted number of answers with more runnable threads than processors.
     weight: AtomicU32,
 }
@@ -23,7 +23,7 @@ impl Load {
         Load {
             file: File::open("/proc/loadavg").ok(),
             processors,
-            asked_at: AtomicU64::new(0),
+            read_at: AtomicU64::new(0),
             weight: AtomicU32::new(0),
         }
     }
@@ -31,10 +31,10 @@ impl Load {
     /// True if more threads want to run than there are processors, and have wanted to for about 10 ms. Threads that sleep in
     /// between soon stop counting.
     pub(super) fn is_high(&self, now: u64) -> bool {
-        let asked_at = self.asked_at.load(Relaxed);
-        let age = now.saturating_sub(asked_at);
+        let read_at = self.read_at.load(Relaxed);
+        let age = now.saturating_sub(read_at);
         if age >= WaitPolicy::LOAD_INTERVAL_NS
-            && self.asked_at.compare_exchange(asked_at, now, Relaxed, Relaxed).is_ok()
+            && self.read_at.compare_exchange(read_at, now, Relaxed, Relaxed).is_ok()
         {
             self.note(age, self.running());
         }
@@ -44,7 +44,7 @@ impl Load {
     /// Makes the load high from `now` on.
     #[cfg(test)]
     pub(super) fn assume_high(&self, now: u64) {
-        self.asked_at.store(now, Relaxed);
+        self.read_at.store(now, Relaxed);
         self.weight.store(WaitPolicy::LOAD_MOST, Relaxed);
     }
 
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn load_is_high_after_repeated_answers_until_forgotten() {
-        let load = Load { file: None, processors: 2, asked_at: AtomicU64::new(0), weight: AtomicU32::new(0) };
+        let load = Load { file: None, processors: 2, read_at: AtomicU64::new(0), weight: AtomicU32::new(0) };
         let after = |age, running| {
             load.note(age, running);
             load.weight.load(Relaxed) >= WaitPolicy::LOAD_ENOUGH

@@ -11,13 +11,13 @@ use super::handoff::NOTHING;
 use super::shared::{Shared, sleep_on};
 use super::wait::MAX_WATCHED;
 use super::wait_policy::WaitPolicy;
-use roxie_base::threads::ask_for_short_turns;
+use roxie_base::threads::request_short_slices;
 use roxie_base::time::Nanos;
 
 impl Shared {
     /// Records a caller's pass that found nothing. After [`WaitPolicy::EMPTY_FOR_NS`] and [`WaitPolicy::EMPTY_PASSES`] the caller
     /// lets other threads run: the completion may depend on them.
-    pub(super) fn found_nothing(&self, now: Nanos) {
+    pub(super) fn note_empty_pass(&self, now: Nanos) {
         let since = self.pollers.empty_since.load(Relaxed);
         // Callers that count at the same time may lose a count.
         let empty = self.pollers.empty.load(Relaxed).saturating_add(1);
@@ -58,9 +58,9 @@ impl Shared {
         thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
         if !ASKED.replace(true) {
             // Short time slices let this thread run soon after its frame arrives. The thread gets no more processor time by them.
-            let _ = ask_for_short_turns();
+            let _ = request_short_slices();
         }
-        self.while_standing_in(now, || {
+        self.while_substituting(now, || {
             self.pollers.asleep.fetch_add(1, Relaxed);
             let frames = self.frames();
             let wake = self.pollers.wake.as_fd();
@@ -85,7 +85,7 @@ impl Shared {
     }
 
     /// Records a caller's pass that found something.
-    pub(super) fn found_something(&self) {
+    pub(super) fn note_busy_pass(&self) {
         self.pollers.empty_since.store(NOTHING, Relaxed);
         self.pollers.empty.store(0, Relaxed);
     }

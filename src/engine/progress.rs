@@ -11,7 +11,7 @@ pub struct Progress {
     pub commands: usize,
     /// Completions published.
     pub completions: usize,
-    /// True if another pass is needed at once.
+    /// True if another pass is needed immediately.
     pub more: bool,
 }
 
@@ -23,7 +23,7 @@ impl Progress {
     }
 
     /// Adds up passes of two workers.
-    pub(super) fn beside(self, other: &Progress) -> Progress {
+    pub(super) fn plus(self, other: &Progress) -> Progress {
         Progress {
             received: self.received + other.received,
             sent: self.sent + other.sent,
@@ -33,7 +33,7 @@ impl Progress {
         }
     }
 
-    /// True if the pass did nothing and no other is needed at once.
+    /// True if the pass did nothing and no other is needed immediately.
     pub fn is_idle(&self) -> bool {
         let done = self.received + self.sent + self.commands + self.completions;
         done == 0 && !self.more

@@ -183,7 +183,7 @@ impl Siblings {
     }
 
     /// Tells the siblings of a queue that has failed here.
-    pub(super) fn tell_failed(&self, queue: Object) {
+    pub(super) fn notify_failed(&self, queue: Object) {
         for worker in self.others() {
             // Fails if the sibling has ended.
             let _ = self.failures[worker].send(queue);

@@ -19,7 +19,7 @@ use roxie_nic::nic::Published;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Expected {
-    /// The first completion after a post: often that of the posted request.
+    /// The first completion after a post: often the completion of the posted request.
     First = 1,
     /// The completion after that: often the reply.
     Next = 2,
@@ -35,7 +35,7 @@ pub(super) struct SpinThenSleep {
 
 impl SpinThenSleep {
     /// A caller has posted work requests: a reply may come.
-    pub(super) fn posted(&self) {
+    pub(super) fn note_post(&self) {
         self.expected.store(Expected::First as u8, Relaxed);
     }
 
@@ -128,21 +128,21 @@ impl Engine {
         published: Published,
         has_come: impl Fn() -> bool,
     ) -> Option<Progress> {
-        let look_on = &self.shared.spinning;
-        if !self.shared.said_to_wait_lately(now) || self.shared.is_crowded(now) {
+        let spinning = &self.shared.spinning;
+        if !self.shared.announced_wait_recently(now) || self.shared.is_crowded(now) {
             return None;
         }
-        let expected = look_on.take_chance()?;
-        let came = self.shared.while_standing_in(now, || {
-            self.look_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
+        let expected = spinning.take_chance()?;
+        let completed = self.shared.while_substituting(now, || {
+            self.spin_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
         });
-        look_on.note(expected, came);
-        came?;
-        self.shared.goes_on_waiting(now);
+        spinning.note(expected, completed);
+        completed?;
+        self.shared.keeps_waiting(now);
         Some(Progress { completions: 1, ..Progress::default() })
     }
 
-    fn look_until(
+    fn spin_until(
         &self,
         until: Nanos,
         published: Published,
@@ -153,19 +153,19 @@ impl Engine {
             if now >= until {
                 return None;
             }
-            self.shared.goes_on_passing(now);
+            self.shared.keeps_polling(now);
             if let Some(mut worker) = self.shared.try_turn() {
                 let progress = worker.take_in(now);
-                let came = Completed::since(published, worker.nic().published());
+                let completed = Completed::since(published, worker.nic().published());
                 if !progress.is_idle() {
                     self.shared.note(now, &progress);
-                    if !self.put_off_replies(&worker, now, &progress) {
-                        let left = self.shared.send_out(&mut worker, now);
-                        self.shared.wake_if_needed(&worker, progress.more || left.more);
+                    if !self.defer_replies(&worker, now, &progress) {
+                        let sent = self.shared.send_out(&mut worker, now);
+                        self.shared.wake_if_needed(&worker, progress.more || sent.more);
                     }
                 }
-                if came.is_some() {
-                    return came;
+                if completed.is_some() {
+                    return completed;
                 }
             }
             if has_come() {
@@ -184,35 +184,35 @@ mod tests {
 
     #[test]
     fn each_post_gives_one_chance_to_spin() {
-        let look_on = SpinThenSleep::default();
-        assert!(!look_on.is_due() && look_on.take_chance().is_none());
-        look_on.posted();
-        look_on.posted();
-        assert!(look_on.is_due());
-        assert_eq!(look_on.take_chance(), Some(Expected::First));
-        assert!(!look_on.is_due() && look_on.take_chance().is_none());
+        let spinning = SpinThenSleep::default();
+        assert!(!spinning.is_due() && spinning.take_chance().is_none());
+        spinning.note_post();
+        spinning.note_post();
+        assert!(spinning.is_due());
+        assert_eq!(spinning.take_chance(), Some(Expected::First));
+        assert!(!spinning.is_due() && spinning.take_chance().is_none());
     }
 
     #[test]
     fn reply_is_expected_after_the_posted_request_completes() {
-        let look_on = SpinThenSleep::default();
-        look_on.posted();
-        let first = look_on.take_chance().unwrap();
-        look_on.note(first, Some(Completed::SendsAlone));
-        assert_eq!(look_on.take_chance(), Some(Expected::Next));
-        look_on.note(Expected::Next, Some(Completed::Receives));
-        assert_eq!(look_on.take_chance(), None, "the reply has come");
+        let spinning = SpinThenSleep::default();
+        spinning.note_post();
+        let first = spinning.take_chance().unwrap();
+        spinning.note(first, Some(Completed::SendsAlone));
+        assert_eq!(spinning.take_chance(), Some(Expected::Next));
+        spinning.note(Expected::Next, Some(Completed::Receives));
+        assert_eq!(spinning.take_chance(), None, "the reply has come");
     }
 
     #[test]
     fn unsuccessful_spins_are_skipped_then_tried_again() {
-        let look_on = SpinThenSleep::default();
+        let spinning = SpinThenSleep::default();
         let tries = |chances: u32, came: Option<Completed>| {
             let worth = (0..chances).filter(|_| {
-                look_on.posted();
-                let taken = look_on.take_chance();
+                spinning.note_post();
+                let taken = spinning.take_chance();
                 if let Some(expected) = taken {
-                    look_on.note(expected, came);
+                    spinning.note(expected, came);
                 }
                 taken.is_some()
             });
@@ -226,13 +226,13 @@ mod tests {
 
     #[test]
     fn failed_second_spin_does_not_discredit_the_first() {
-        let look_on = SpinThenSleep::default();
+        let spinning = SpinThenSleep::default();
         for _ in 0..100 {
-            look_on.posted();
-            let first = look_on.take_chance().expect("the first spin always succeeds");
-            look_on.note(first, Some(Completed::SendsAlone));
-            if let Some(next) = look_on.take_chance() {
-                look_on.note(next, None);
+            spinning.note_post();
+            let first = spinning.take_chance().expect("the first spin always succeeds");
+            spinning.note(first, Some(Completed::SendsAlone));
+            if let Some(next) = spinning.take_chance() {
+                spinning.note(next, None);
             }
         }
     }

@@ -9,7 +9,7 @@ use roxie_base::time::Nanos;
 pub(super) struct Stall {
     /// Number of consecutive passes that had something to send and could not.
     passes: u32,
-    /// When to try again; zero: at once.
+    /// When to try again; zero: immediately.
     until: Nanos,
 }
 
@@ -25,7 +25,7 @@ impl Stall {
         }
     }
 
-    /// When to try again; zero: at once.
+    /// When to try again; zero: immediately.
     pub(super) fn until(&self) -> Nanos {
         self.until
     }

@@ -49,7 +49,7 @@ pub enum Wait {
     },
     /// An event came and was consumed.
     Taken,
-    /// Poll again at once: something came.
+    /// Poll again immediately: something came.
     Look,
     /// Sleep until the caller's own descriptor is readable: another thread runs the worker.
     Sleep,
@@ -76,7 +76,7 @@ impl Engine {
         let now = self.now().0;
         self.shared.will_wait(now);
         if !self.shared.waiters.is_alone(this_thread(), now) {
-            self.shared.handoff.forget_stand_in();
+            self.shared.handoff.distrust_substitutes();
         } else if set.takes_expectation() {
             // The caller has blocked inside a call before, and is expected to sleep on the link there again.
             if let Some(mut worker) = self.shared.try_turn() {
@@ -102,7 +102,7 @@ impl Engine {
         }
         let mut now = self.now();
         if !self.shared.waiters.is_alone(this_thread(), now.0) {
-            self.shared.handoff.forget_stand_in();
+            self.shared.handoff.distrust_substitutes();
             self.step_aside();
             return Wait::Sleep;
         }
@@ -110,15 +110,15 @@ impl Engine {
         set.expect_block();
         let Ok(mut worker) = self.shared.lock_between() else { return Wait::Sleep };
         self.shared.passed(now);
-        if !self.shared.found_nothing_lately(now) {
-            let (taken, came) = set.events().catch(|| worker.take_in(now));
-            self.shared.note(now, &came);
-            if taken || came.completions > 0 {
+        if !self.shared.was_empty_recently(now) {
+            let (taken, intake) = set.events().catch(|| worker.take_in(now));
+            self.shared.note(now, &intake);
+            if taken || intake.completions > 0 {
                 // If the caller does not return, the engine thread sends the deferred acknowledgements; only in a backoff sleep
                 // does it wake in time.
                 let is_posted = worker.doorbells().any() || worker.nic().has_pressing();
-                if came.received > 0 && self.shared.handoff.is_in_backoff() && !is_posted {
-                    self.shared.owe(&worker, now);
+                if intake.received > 0 && self.shared.handoff.is_in_backoff() && !is_posted {
+                    self.shared.defer_acks(&worker, now);
                 } else {
                     self.shared.send_out(&mut worker, now);
                 }
@@ -129,8 +129,8 @@ impl Engine {
         if self.shared.spinning.is_due() {
             let published = worker.nic().published();
             drop(worker);
-            let has_come = || set.events().has_caught();
-            match set.events().catch(|| self.spin_for_completion(now, published, has_come)) {
+            let has_completed = || set.events().has_caught();
+            match set.events().catch(|| self.spin_for_completion(now, published, has_completed)) {
                 (true, _) => return Wait::Taken,
                 (false, Some(_)) => return Wait::Look,
                 (false, None) => {}
@@ -144,7 +144,7 @@ impl Engine {
         }
         let bell = self.doorbells.wake_fd().as_fd().as_raw_fd();
         let on = Watched::of(self.shared.frames().iter().map(AsRawFd::as_raw_fd).chain([bell]));
-        let Some(on) = on.filter(|_| self.shared.handoff.begin_stand_in(now.0)) else {
+        let Some(on) = on.filter(|_| self.shared.handoff.begin_substituting(now.0)) else {
             worker.sleep_ends();
             drop(worker);
             self.step_aside();
@@ -159,7 +159,7 @@ impl Engine {
         self.doorbells.sleep_ends(rang);
         // The caller is about to run a pass: the engine thread need not.
         self.shared.handoff.pass_ended(self.now().0);
-        if self.shared.handoff.end_stand_in() {
+        if self.shared.handoff.end_substituting() {
             self.shared.wake_engine_thread();
         }
     }

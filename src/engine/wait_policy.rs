@@ -1,7 +1,7 @@
 //! When threads poll, sleep and hand over: all constants, each with its unit and its reason.
 //!
 //! Figures are from two processors in a virtual machine (Linux 6.1 to 6.18), where a wake-up takes 10 to 20 us, unless stated
-//! otherwise. `cargo bench -p roxie-cli --bench waiting` repeats those of programs that wait, idle and beside programs that compute.
+//! otherwise. `cargo bench -p roxie-cli --bench waiting` repeats the ones for programs that wait, alone and next to programs that compute.
 
 /// Constants of waiting. Each name ends in its unit.
 pub struct WaitPolicy;
@@ -39,8 +39,8 @@ impl WaitPolicy {
 /// Threads that wait inside a call ([`super::wait_set`]).
 impl WaitPolicy {
     /// Armings after which a thread that has blocked inside a call is expected to block there again. Two completions may come for one
-    /// block: that of a request, and the reply to it. With one, the engine thread was woken for each message, 3 us and a thread
-    /// that wants to run beside the two ends.
+    /// block: the completion of a request, and the reply to it. With one, the engine thread was woken for each message, 3 us and a thread
+    /// that wants to run next to the two ends.
     pub(crate) const ARMINGS_PER_BLOCK: u32 = 2;
 }
 
@@ -54,7 +54,7 @@ impl WaitPolicy {
     pub(crate) const WAITING_PROGRAM_NS: u64 = 1_000_000_000;
     /// A caller that polls without a gap may leave up to this many posts for its next pass.
     pub(crate) const HELD_POSTS: u32 = 16;
-    /// With no more outstanding work requests than this, a post is sent at once: the application may be waiting for it.
+    /// With no more outstanding work requests than this, a post is sent immediately: the application may be waiting for it.
     pub(crate) const FEW_OUTSTANDING: u32 = 2;
 }
 

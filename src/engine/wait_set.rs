@@ -50,9 +50,9 @@ impl WaitSet {
 
     /// Returns true for the first [`WaitPolicy::ARMINGS_PER_BLOCK`] armings after each such call.
     pub(super) fn takes_expectation(&self) -> bool {
-        let left = self.expected_blocks.load(Relaxed);
-        self.expected_blocks.store(left.saturating_sub(1), Relaxed);
-        left > 0
+        let remaining = self.expected_blocks.load(Relaxed);
+        self.expected_blocks.store(remaining.saturating_sub(1), Relaxed);
+        remaining > 0
     }
 }
 

@@ -107,8 +107,8 @@ impl Worker {
 
     /// Runs one pass at time `now`. Never blocks.
     pub fn poll(&mut self, now: Nanos) -> Progress {
-        let came = self.receive_half(now, COMMANDS);
-        came.and(&self.send_out(now))
+        let intake = self.receive_half(now, COMMANDS);
+        intake.and(&self.send_out(now))
     }
 
     /// Records the duration of a pass that did something.
@@ -237,7 +237,7 @@ impl Worker {
     /// Receives a burst, has the QPs process it, and copies its payload to memory.
     fn receive(&mut self, now: Nanos) -> usize {
         if self.nic.sends_pauses() {
-            self.tell_neighbour(now);
+            self.pause_neighbour(now);
         }
         let count = self.port.rx_burst(now);
         let notes = self.port.wants_notes();
@@ -248,9 +248,9 @@ impl Worker {
             // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
             let siblings = self.siblings.as_mut();
-            let elsewhere = siblings.and_then(|all| all.redirect(&mut self.nic, &outcome, &received));
+            let other_worker = siblings.and_then(|all| all.redirect(&mut self.nic, &outcome, &received));
             if notes {
-                match elsewhere {
+                match other_worker {
                     Some(worker) => self.port.rx_note(index, format_args!("given to worker {worker}")),
                     None => self.port.rx_note(index, format_args!("{outcome}")),
                 }
@@ -358,8 +358,8 @@ impl Worker {
         while let Some(event) = self.nic.take_event() {
             if let Some(siblings) = &self.siblings {
                 match event {
-                    AsyncEvent::Cq(cq, EventKind::CqError) => siblings.tell_failed(Object::Cq(cq)),
-                    AsyncEvent::Srq(srq, EventKind::SrqError) => siblings.tell_failed(Object::Srq(srq)),
+                    AsyncEvent::Cq(cq, EventKind::CqError) => siblings.notify_failed(Object::Cq(cq)),
+                    AsyncEvent::Srq(srq, EventKind::SrqError) => siblings.notify_failed(Object::Srq(srq)),
                     _ => {}
                 }
             }
@@ -477,7 +477,7 @@ impl Worker {
         self.link_error.take().map(io::Error::other)
     }
 
-    /// Counters of the NIC, then those of the port.
+    /// Counters of the NIC, then of the port.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut all: Vec<_> = self.nic.counters().iter().collect();
         self.nic.pause_counters(&mut all);

@@ -38,7 +38,7 @@ impl Worker {
 
     /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
     #[cold]
-    pub(super) fn tell_neighbour(&mut self, now: Nanos) {
+    pub(super) fn pause_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
         let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
         let Some(control) = self.nic.neighbour_should(now, ring, longest) else { return };
@@ -49,7 +49,7 @@ impl Worker {
         self.port.set_now(now);
         self.port.tx_commit(id);
         self.flush(now);
-        self.nic.has_told(now, control);
+        self.nic.pause_sent(now, control);
     }
 
     /// Captures frames from now on. Returns the recorder if frames are captured already.

@@ -40,7 +40,7 @@ impl Workers {
     ///
     /// # Errors
     /// If the system is out of memory, descriptors or threads. If there is no port or there are more than [`MAX_WORKERS`], or if calls
-    /// of the application are to run several workers beside threads ([`Drive::Caller`]).
+    /// of the application are to run several workers next to threads ([`Drive::Caller`]).
     pub fn start(
         config: NicConfig,
         ports: Vec<Box<dyn Port>>,
@@ -94,7 +94,7 @@ impl Workers {
     /// QP, datagrams to groups and MAC control frames; else one of the ports gets them.
     ///
     /// # Errors
-    /// As those of [`Engine::set_port`].
+    /// The errors of [`Engine::set_port`].
     pub fn set_ports(
         &self,
         ports: impl IntoIterator<Item = Box<dyn Port>>,
@@ -135,9 +135,9 @@ impl Workers {
     /// Executes a command at the workers that it concerns, and blocks until its answer.
     ///
     /// # Errors
-    /// As those of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
+    /// The errors of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
     /// have the object.
-    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub fn call_worker(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let command = command.into();
         if self.is_one() { self.engines[0].call(command) } else { self.call_several(command) }
     }
@@ -234,10 +234,10 @@ impl Workers {
         self.engines.iter().any(Engine::is_dead)
     }
 
-    /// Sends the new work requests of a QP: see [`Engine::posted`].
-    pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+    /// Sends the new work requests of a QP: see [`Engine::ring_doorbell`].
+    pub fn ring_worker(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         let (engine, qp) = self.at(qp);
-        engine.posted(qp, outstanding, posts);
+        engine.ring_doorbell(qp, outstanding, posts);
     }
 
     /// Notifies a QP's worker of a posted receive.
@@ -249,7 +249,7 @@ impl Workers {
     /// Runs a pass of each worker that callers drive: see [`Engine::caller_pass_until`].
     pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
         let passes = self.engines.iter().map(|engine| engine.caller_pass_until(&has_come));
-        passes.reduce(|all, one| all.beside(&one)).unwrap_or_default()
+        passes.reduce(|all, one| all.plus(&one)).unwrap_or_default()
     }
 
     /// A caller has armed a completion queue: see [`Engine::armed`].
@@ -324,9 +324,9 @@ impl Workers {
         let of_worker = |same: &[QpIndex]| {
             let (worker, (engine, _)) = (same[0].place() >> QP_BITS, self.at(same[0]));
             let local = same.iter().map(|qp| self.at(*qp).1).collect();
-            let mut found = engine.inspect(move |worker| statuses(worker.nic(), local));
-            found.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker as u32, qp.handle.index));
-            found
+            let mut read = engine.inspect(move |worker| statuses(worker.nic(), local));
+            read.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker as u32, qp.handle.index));
+            read
         };
         qps.chunk_by(|a, b| a.place() >> QP_BITS == b.place() >> QP_BITS).flat_map(of_worker).collect()
     }

@@ -13,7 +13,7 @@ const TICK_BITS: u32 = 10;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct TimerEntry {
     next: u32,
     previous: u32,
     /// Level * SLOTS + slot; `NONE` if the entry is not in the wheel.
@@ -21,14 +21,14 @@ struct Entry {
     tick: u64,
 }
 
-const IDLE: Entry = Entry { next: NONE, previous: NONE, list: NONE, tick: 0 };
+const IDLE: TimerEntry = TimerEntry { next: NONE, previous: NONE, list: NONE, tick: 0 };
 
 /// A timing wheel with at most one entry per owner.
 #[derive(Debug)]
 pub struct TimerWheel {
     heads: Box<[u32; LEVELS * SLOTS]>,
     occupied: [u64; LEVELS],
-    entries: Vec<Entry>,
+    entries: Vec<TimerEntry>,
     now: u64,
     armed: usize,
     tick_bits: u32,
@@ -130,7 +130,7 @@ impl TimerWheel {
         if next != NONE {
             self.entries[next as usize].previous = owner;
         }
-        self.entries[owner as usize] = Entry { next, previous: NONE, list: list as u32, tick };
+        self.entries[owner as usize] = TimerEntry { next, previous: NONE, list: list as u32, tick };
         self.heads[list] = owner;
         self.occupied[level] |= 1 << slot;
         self.armed += 1;

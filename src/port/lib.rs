@@ -321,7 +321,7 @@ pub trait Port: Send + Any {
         let _ = group;
     }
 
-    /// Replaces the set of flows to receive beside RoCE. At most [`MAX_FLOWS`](roxie_base::flow::MAX_FLOWS).
+    /// Replaces the set of flows to receive in addition to RoCE. At most [`MAX_FLOWS`](roxie_base::flow::MAX_FLOWS).
     ///
     /// # Errors
     /// If the port carries RoCE v2 only, or the kernel refuses. The flows in force stay then.
@@ -349,7 +349,7 @@ pub trait Port: Send + Any {
         false
     }
 
-    /// Appends this port's counters to `out`, those of the layers below first.
+    /// Appends this port's counters to `out`, after the counters of the layers below.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
 

@@ -216,7 +216,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         }
     }
 
-    /// Returns 0 (at once) while frames wait in the queue.
+    /// Returns 0 (immediately) while frames wait in the queue.
     fn next_event(&self) -> Nanos {
         if self.queue.is_empty() { self.inner.next_event() } else { Nanos::ZERO }
     }

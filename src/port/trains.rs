@@ -25,7 +25,7 @@ const PREFIXES: usize = SLOTS * ROW;
 const ARENA: usize = PREFIXES + SLOTS * PREFIX;
 /// Room for datagrams, in bytes.
 const ARENA_BYTES: usize = 1 << 20;
-/// Most bytes in one train: 65,535 less IPv4 and UDP headers.
+/// Maximum number of bytes in one train: 65,535 less IPv4 and UDP headers.
 pub(crate) const TRAIN_LIMIT: usize = 65_507;
 /// Number of newest trains that are searched for a datagram's flow.
 const LOOK_BACK: usize = 16;
@@ -87,7 +87,7 @@ pub(crate) struct Trains<F> {
     header_len: usize,
     /// True if a slot was cancelled after it was arranged.
     holes: bool,
-    /// Most datagrams in one train; 1 without segmentation offload.
+    /// Maximum number of datagrams in one train; 1 without segmentation offload.
     pub(crate) segments: usize,
 }
 

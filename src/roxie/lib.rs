@@ -62,7 +62,7 @@
 //! The library prints nothing. It reports what a user should know as `tracing` events; [`stderr_log`] prints them.
 //!
 //! `udp` is the default because it builds and runs everywhere, without privileges. With neither, there are devices in
-//! memory, and those of a NIC in another process (`roxie nic`).
+//! memory, and the counters of a NIC in another process (`roxie nic`).
 //!
 //! # Crates
 //!

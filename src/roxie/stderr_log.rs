@@ -34,7 +34,7 @@ impl<P: Fn(&str) + 'static> Subscriber for Lines<P> {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line(String::from("roxie:"));
+        let mut line = LogLine(String::from("roxie:"));
         event.record(&mut line);
         (self.0)(&line.0);
     }
@@ -53,9 +53,9 @@ impl<P: Fn(&str) + 'static> Subscriber for Lines<P> {
 }
 
 /// The message, then other fields as `name=value`.
-struct Line(String);
+struct LogLine(String);
 
-impl Visit for Line {
+impl Visit for LogLine {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let _ = match field.name() {
             "message" => write!(self.0, " {value:?}"),

@@ -235,16 +235,16 @@ mod tests {
     #[test]
     fn simultaneous_events_keep_their_scheduling_order() {
         let mut queue = EventQueue::new();
-        let far = Nanos::from_millis(3);
-        queue.schedule(far, "a");
+        let distant = Nanos::from_millis(3);
+        queue.schedule(distant, "a");
         queue.schedule(Nanos(10), "first");
-        queue.schedule(far, "b");
+        queue.schedule(distant, "b");
         assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(10), "first")));
-        // Time has advanced: `far` may now lie on another level.
-        queue.schedule(Nanos(far.0 - 1), "before");
-        assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(far.0 - 1), "before")));
-        queue.schedule(far, "c");
-        let rest: Vec<_> = std::iter::from_fn(|| queue.pop(far)).map(|(_, event)| event).collect();
+        // Time has advanced: `distant` may now lie on another level.
+        queue.schedule(Nanos(distant.0 - 1), "before");
+        assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(distant.0 - 1), "before")));
+        queue.schedule(distant, "c");
+        let rest: Vec<_> = std::iter::from_fn(|| queue.pop(distant)).map(|(_, event)| event).collect();
         assert_eq!(rest, ["a", "b", "c"]);
     }
 

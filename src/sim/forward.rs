@@ -74,8 +74,8 @@ impl Forwarder {
     pub fn run(&mut self, mut look: impl FnMut(&Fabric) -> bool) -> io::Result<()> {
         // By default the kernel delays each wake-up by up to 50 us to save power. The call cannot fail.
         let _ = nix::sys::prctl::set_timerslack(1);
-        if threads::ask_to_go_first().is_err() {
-            let _ = threads::ask_for_short_turns();
+        if threads::request_real_time().is_err() {
+            let _ = threads::request_short_slices();
         }
         loop {
             let busy = self.turn()?;

@@ -71,7 +71,7 @@ pub struct Bth {
     pub dest_qp: Qpn,
     /// Requests an acknowledgement.
     pub ack_req: bool,
-    /// The seven reserved bits beside AckReq, as received.
+    /// The seven reserved bits next to AckReq, as received.
     pub reserved7: u8,
     /// Packet sequence number, 24 bits.
     pub psn: Psn,

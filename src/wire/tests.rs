@@ -101,14 +101,14 @@ fn build(flow: &FlowSpec, bth: &Bth, ext: &Ext, payload: &[u8], split: usize) ->
     bytes
 }
 
-/// Failed cases are kept beside this file, and run first.
-fn kept_beside() -> ProptestConfig {
-    let beside = FileFailurePersistence::WithSource("regressions");
-    ProptestConfig { failure_persistence: Some(Box::new(beside)), ..ProptestConfig::default() }
+/// Failed cases are kept next to this file, and run first.
+fn regressions_in_this_folder() -> ProptestConfig {
+    let persistence = FileFailurePersistence::WithSource("regressions");
+    ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
 }
 
 proptest! {
-    #![proptest_config(kept_beside())]
+    #![proptest_config(regressions_in_this_folder())]
 
     //= test: IBTA A17.4.5.1: roce-v2-is-never-fragmented
     //= test: IBTA A17.4.5: addresses-and-class-come-from-the-path
@@ -379,9 +379,9 @@ fn short_packet_is_dropped_for_every_opcode() {
                 let mut bytes = build(&f, &Bth::default(), &Ext::None, &vec![7; len], 0);
                 bytes[46] = row.opcode.0;
                 bytes[47] = pad << 4;
-                let left = len.checked_sub(row.headers.len());
+                let remaining = len.checked_sub(row.headers.len());
                 let parsed = parse(&Frame::whole(&bytes)).map(|p| p.payload.len());
-                match left {
+                match remaining {
                     None => assert!(matches!(parsed, Err(Drop::Truncated { .. })), "{} in {len}", row.name),
                     Some(available) if available < pad.into() => {
                         assert_eq!(parsed, Err(Drop::BadPad { pad, available }), "{}", row.name);

@@ -93,8 +93,8 @@ fn lossy(seed: u64) -> Stack {
 
 fn through_memory() {
     let config = DeviceConfig::caller_only();
-    let (near, far) = Device::memory_pair_with(&config, &lossy(1), &lossy(2)).expect("a pair");
-    assert_no_allocation("memory", &near, &far);
+    let (local, remote) = Device::memory_pair_with(&config, &lossy(1), &lossy(2)).expect("a pair");
+    assert_no_allocation("memory", &local, &remote);
 }
 
 /// Two namespaces joined by a veth pair.
@@ -124,8 +124,8 @@ fn through_frames(joined: &Joined) {
         let open = || Device::open_xdp(&XdpConfig::new("veth0"), &lossy(n as u64 + 1), &config);
         joined.0[n].run(open).expect("the namespace").expect("an xdp device")
     };
-    let (near, far) = (open(0), open(1));
-    assert_no_allocation("xdp", &near, &far);
+    let (local, remote) = (open(0), open(1));
+    assert_no_allocation("xdp", &local, &remote);
 }
 
 fn through_packets(joined: &Joined) {
@@ -134,8 +134,8 @@ fn through_packets(joined: &Joined) {
         let open = || Device::open_packet(&PacketConfig::new("veth0"), &lossy(n as u64 + 1), &config);
         joined.0[n].run(open).expect("the namespace").expect("a packet device")
     };
-    let (near, far) = (open(0), open(1));
-    assert_no_allocation("packet", &near, &far);
+    let (local, remote) = (open(0), open(1));
+    assert_no_allocation("packet", &local, &remote);
 }
 
 fn through_sockets(joined: &Joined) {
@@ -145,8 +145,8 @@ fn through_sockets(joined: &Joined) {
         let open = || Device::open_udp(&udp, &lossy(n as u64 + 1), &DeviceConfig::caller_only());
         joined.0[n].run(open).expect("the namespace").expect("a udp device")
     };
-    let (near, far) = (open(0), open(1));
-    assert_no_allocation("udp", &near, &far);
+    let (local, remote) = (open(0), open(1));
+    assert_no_allocation("udp", &local, &remote);
 }
 
 #[test]

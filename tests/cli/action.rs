@@ -149,16 +149,16 @@ impl Job {
 
 #[track_caller]
 fn succeeds(done: &Output) -> String {
-    let (said, complained) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success(), "{}: {said}{complained}", done.status);
-    format!("{said}{complained}")
+    let (stdout, complained) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{}: {stdout}{complained}", done.status);
+    format!("{stdout}{complained}")
 }
 
 #[test]
 fn job_gets_a_device() {
     let Some(job) = Job::new("job_gets_a_device") else { return };
-    let said = succeeds(&job.run(&[], "PATH=$(cat path):$PATH; roxie --version"));
-    assert!(said.contains("198.51.100.1") && said.contains("roxie0 is there"), "{said}");
+    let stdout = succeeds(&job.run(&[], "PATH=$(cat path):$PATH; roxie --version"));
+    assert!(stdout.contains("198.51.100.1") && stdout.contains("roxie0 is there"), "{stdout}");
     assert_eq!(job.read("path").trim(), job.path("prefix/bin").display().to_string());
     assert!(job.read("output").contains("device=roxie0\nversion="), "{}", job.read("output"));
     assert_eq!(job.read("env"), "", "no later step changes");
@@ -188,8 +188,8 @@ fn pair_of_ends_can_communicate() {
         done
         cat client
         wait $server";
-    let said = succeeds(&job.run(&[("ROXIE_PAIR", "true")], after));
-    assert!(said.contains("192.0.2.1") && said.contains("two ends"), "{said}");
+    let stdout = succeeds(&job.run(&[("ROXIE_PAIR", "true")], after));
+    assert!(stdout.contains("192.0.2.1") && stdout.contains("two ends"), "{stdout}");
 }
 
 #[test]
@@ -202,9 +202,9 @@ fn invalid_settings_are_refused_without_exports() {
         (("ROXIE_PRELOAD", "1"), "true or false"),
     ] {
         let done = job.run(&[setting], "true");
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(2), "{setting:?}: {said}");
-        assert!(said.contains(part), "{setting:?}: {said}");
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{setting:?}: {stderr}");
+        assert!(stderr.contains(part), "{setting:?}: {stderr}");
     }
     assert_eq!(job.read("path") + &job.read("output") + &job.read("env"), "");
     let done = job.run(&[("ROXIE_INTERFACE", "nobody0")], "true");

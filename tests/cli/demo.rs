@@ -180,9 +180,9 @@ fn unavailable_requested_port_is_an_error() {
     let arguments = ["demo", "--port", "xdp", "--capture", captures.to_str().unwrap()];
     let name = "unavailable_requested_port_is_an_error";
     let Some(output) = as_nobody(name, &program, &arguments) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("AF_XDP needs root"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{output_text}");
+    assert!(output_text.contains("AF_XDP needs root"), "{output_text}");
 }
 
 #[test]
@@ -224,9 +224,9 @@ fn unwritable_capture_directory_fails_at_once() {
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
     let output = Command::new(ROXIE).args(["demo", "--capture"]).arg(&file).output_in_time().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains(file.to_str().unwrap()), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{output_text}");
+    assert!(output_text.contains(file.to_str().unwrap()), "{output_text}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("RC WRITE"), "it measured first");
 }
 
@@ -242,9 +242,9 @@ fn full_disk_exits_1() {
         .spawn()
         .unwrap()
         .output_in_time();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("cannot write the output"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output_text}");
+    assert!(output_text.contains("cannot write the output"), "{output_text}");
 }
 
 /// The scenario of the congestion tests.
@@ -318,9 +318,9 @@ fn real_congestion_is_drawn_and_cleaned_up() {
     let output = child.output_in_time();
     let report = object(&output);
     assert_eq!(namespaces_of(pid), Vec::<String>::new());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
     if report["real"].is_null() {
-        println!("SKIP {NAME}: {said}");
+        println!("SKIP {NAME}: {output_text}");
         return;
     }
     let run = &report["real"];
@@ -338,7 +338,10 @@ fn invalid_switch_is_refused_with_valid_values() {
         .args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"])
         .output_in_time()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("Kmin 9000 is above Kmax 5000") && said.contains("Kmin is at most Kmax"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{output_text}");
+    assert!(
+        output_text.contains("Kmin 9000 is above Kmax 5000") && output_text.contains("Kmin is at most Kmax"),
+        "{output_text}"
+    );
 }

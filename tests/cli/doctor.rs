@@ -17,8 +17,8 @@ fn examine(net: &Net, library: &str) -> (Finished, Value) {
         Running::start(command).finish()
     });
     let done = done.unwrap();
-    let said = done.json().remove(0);
-    (done, said)
+    let report = done.json().remove(0);
+    (done, report)
 }
 
 fn ids(said: &Value) -> Vec<&str> {
@@ -35,27 +35,27 @@ fn each_remedy_removes_its_finding() {
     let mut left = Links::open_in(&net.a).unwrap();
     let mut right = Links::open_in(&net.b).unwrap();
 
-    let (done, said) = examine(&net, library);
-    assert_eq!((done.status.code(), said["verdict"].as_str()), (Some(1), Some("hurts")), "{done:#?}");
-    assert!(ids(&said).contains(&"narrow-mtu") && !ids(&said).contains(&"port-taken"), "{said:#}");
-    assert_eq!((&said["facts"]["driver"], &said["facts"]["mtu"]), (&"veth".into(), &1500.into()));
+    let (done, report) = examine(&net, library);
+    assert_eq!((done.status.code(), report["verdict"].as_str()), (Some(1), Some("hurts")), "{done:#?}");
+    assert!(ids(&report).contains(&"narrow-mtu") && !ids(&report).contains(&"port-taken"), "{report:#}");
+    assert_eq!((&report["facts"]["driver"], &report["facts"]["mtu"]), (&"veth".into(), &1500.into()));
 
     right.set_mtu("right", 4184).unwrap();
     left.set_mtu("left", 4184).unwrap();
     let taken = net.a.run(|| UdpSocket::bind("0.0.0.0:4791")).unwrap().unwrap();
-    let (_, said) = examine(&net, library);
-    let found = ids(&said);
-    assert!(!found.contains(&"narrow-mtu"), "{said:#}");
-    assert!(found.contains(&"port-taken") || found.contains(&"no-port"), "{said:#}");
+    let (_, report) = examine(&net, library);
+    let ids_now = ids(&report);
+    assert!(!ids_now.contains(&"narrow-mtu"), "{report:#}");
+    assert!(ids_now.contains(&"port-taken") || ids_now.contains(&"no-port"), "{report:#}");
     drop(taken);
 
     right.set_up("right", false).unwrap();
-    let (_, said) = examine(&net, library);
-    assert!(ids(&said).contains(&"no-carrier") && !ids(&said).contains(&"port-taken"), "{said:#}");
+    let (_, report) = examine(&net, library);
+    assert!(ids(&report).contains(&"no-carrier") && !ids(&report).contains(&"port-taken"), "{report:#}");
     left.set_up("left", false).unwrap();
-    let (done, said) = examine(&net, library);
-    assert_eq!((done.status.code(), ids(&said)[0]), (Some(3), "interface-down"), "{done:#?}");
-    assert!(!ids(&said).contains(&"no-carrier"), "{said:#}");
+    let (done, report) = examine(&net, library);
+    assert_eq!((done.status.code(), ids(&report)[0]), (Some(3), "interface-down"), "{done:#?}");
+    assert!(!ids(&report).contains(&"no-carrier"), "{report:#}");
 
     let words = net.left("doctor --dev left");
     assert!(words.stdout.contains("do:     ip link set dev left up"), "{words:#?}");

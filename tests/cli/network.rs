@@ -69,12 +69,12 @@ impl Net {
     pub(crate) fn wait_until_left_has_received(&self, packets: u64) {
         let until = Instant::now() + LIMIT;
         loop {
-            let look = self.a.run(roxie::host::inspect::snapshots).unwrap().unwrap();
-            let received = look.snapshots.iter().filter_map(|device| device.counters.get("rcvd_pkts"));
+            let snapshots = self.a.run(roxie::host::inspect::snapshots).unwrap().unwrap();
+            let received = snapshots.snapshots.iter().filter_map(|device| device.counters.get("rcvd_pkts"));
             if received.max().is_some_and(|received| *received >= packets) {
                 return;
             }
-            assert!(Instant::now() < until, "fewer than {packets} packets: {look:?}");
+            assert!(Instant::now() < until, "fewer than {packets} packets: {snapshots:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -43,9 +43,12 @@ fn broken_pipe() -> OwnedFd {
 #[test]
 fn closed_pipe_is_no_error() {
     for command in PRINTING {
-        let (code, said) = with_stdout(roxie(command), broken_pipe());
-        assert_eq!(code, Some(0), "{command}: {said}");
-        assert!(!said.contains("panicked") && !said.contains("Broken pipe"), "{command}: {said}");
+        let (code, output_text) = with_stdout(roxie(command), broken_pipe());
+        assert_eq!(code, Some(0), "{command}: {output_text}");
+        assert!(
+            !output_text.contains("panicked") && !output_text.contains("Broken pipe"),
+            "{command}: {output_text}"
+        );
     }
 }
 
@@ -53,10 +56,10 @@ fn closed_pipe_is_no_error() {
 fn full_disk_prints_one_line_and_exits_1() {
     for command in PRINTING {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let (code, said) = with_stdout(roxie(command), full);
-        assert_eq!(code, Some(1), "{command}: {said}");
-        assert!(said.contains("cannot write the output: No space left"), "{command}: {said}");
-        assert!(!said.contains("panicked"), "{command}: {said}");
+        let (code, output_text) = with_stdout(roxie(command), full);
+        assert_eq!(code, Some(1), "{command}: {output_text}");
+        assert!(output_text.contains("cannot write the output: No space left"), "{command}: {output_text}");
+        assert!(!output_text.contains("panicked"), "{command}: {output_text}");
     }
 }
 

@@ -80,10 +80,10 @@ fn gid_index_selects_ipv6() {
                 table.as_array().unwrap().iter().find(|e| e["gid"].as_str().unwrap().starts_with("2001"));
             entry.unwrap()["index"].clone()
         };
-        let (near, far) = (index(net.left("show gids --json")), index(net.right("show gids --json")));
+        let (local, remote) = (index(net.left("show gids --json")), index(net.right("show gids --json")));
         let (server, client) = net.both(
-            &format!("pingpong rc -g {near} -n 20 -c --port {left}"),
-            &format!("pingpong rc -g {far} -n 20 -c --port {right}"),
+            &format!("pingpong rc -g {local} -n 20 -c --port {left}"),
+            &format!("pingpong rc -g {remote} -n 20 -c --port {right}"),
         );
         assert!(server.succeeded().stdout.contains("GID 2001:db8::2"));
         assert!(client.succeeded().stdout.contains("GID 2001:db8::1"));
@@ -202,8 +202,9 @@ fn killed_peer_is_noticed() {
         client.finish().was_killed();
         let server = server.finish();
         assert_eq!(server.status.code(), Some(1), "{server:#?}");
-        let told = server.stderr.contains("retries exceeded") || server.stderr.contains("no message for 2 s");
-        assert!(told && !server.stderr.contains("after 0 received"), "{server:#?}");
+        let is_reported =
+            server.stderr.contains("retries exceeded") || server.stderr.contains("no message for 2 s");
+        assert!(is_reported && !server.stderr.contains("after 0 received"), "{server:#?}");
         net.is_clean();
     }
 }

@@ -65,8 +65,8 @@ fn process_shows_all_its_objects() {
             ("top -b -n 1 -d 0.05", "PROGRAM"),
             ("metrics", "roxie_qps{device=\"roxie0\""),
         ] {
-            let told = net.left(command).succeeded();
-            assert!(told.stdout.contains(part), "{command}: {told:#?}");
+            let output = net.left(command).succeeded();
+            assert!(output.stdout.contains(part), "{command}: {output:#?}");
             let filtered = net.left(&format!("{command} --pid {pid}"));
             assert!(command == "show processes" || filtered.succeeded().stdout.contains(part), "{command}");
         }
@@ -113,8 +113,8 @@ fn stopped_process_is_queried_once() {
     let mut reader = CounterReader::default();
     let mut read = || net.a.run(|| reader.read().unwrap()).unwrap();
     let of = |read: &BTreeMap<String, Option<Snapshot>>, pid: u32| {
-        let found = read.iter().find(|(name, _)| name.starts_with(&format!("roxie/see/{pid}/")));
-        found.expect("the device is there").1.clone()
+        let attach = read.iter().find(|(name, _)| name.starts_with(&format!("roxie/see/{pid}/")));
+        attach.expect("the device is there").1.clone()
     };
     let first = read();
     for pid in [stopped, other] {
@@ -139,9 +139,9 @@ fn other_user_sees_nothing_root_sees_all() {
     let server = net.serve("pingpong rc --port udp");
     let pid = server.child.id();
     let seen_by = |user: libc::uid_t| {
-        let look = in_namespace_as(&net, user, || roxie::host::inspect::snapshots().unwrap());
-        assert!(look.silent.is_empty(), "{look:?}");
-        look.snapshots.iter().filter(|device| device.pid == pid).count()
+        let snapshots = in_namespace_as(&net, user, || roxie::host::inspect::snapshots().unwrap());
+        assert!(snapshots.silent.is_empty(), "{snapshots:?}");
+        snapshots.snapshots.iter().filter(|device| device.pid == pid).count()
     };
     assert_eq!((seen_by(65534), seen_by(0)), (0, 1));
 }
@@ -230,9 +230,9 @@ fn foreign_sockets_cannot_hang_or_forge() {
     assert_eq!((&forged["uid"], &forged["interface"]), (&65534.into(), &"left\u{1b}[2J\nrow".into()));
     assert_ne!(forged["name"], "sshd");
     for command in ["show processes", "show counters --all", "metrics", "top -b -n 1 -d 0.05"] {
-        let told = net.left(command).succeeded().stdout;
-        assert!(!told.contains('\u{1b}') && told.contains(&pid.to_string()), "{command}: {told}");
-        assert!(!told.contains("systemd") && !told.contains("\nrow"), "{command}: {told}");
+        let output = net.left(command).succeeded().stdout;
+        assert!(!output.contains('\u{1b}') && output.contains(&pid.to_string()), "{command}: {output}");
+        assert!(!output.contains("systemd") && !output.contains("\nrow"), "{command}: {output}");
     }
     // A third user's reader learns nothing from the forger.
     let seen = in_namespace_as(&net, 65533, || roxie::host::inspect::snapshots().unwrap());
@@ -243,16 +243,16 @@ fn foreign_sockets_cannot_hang_or_forge() {
 fn squatted_nic_name_is_reported() {
     let Some(net) = Net::new("seen-squatted") else { return };
     let listener = squatted(&net, "roxie/nic/left");
-    let found = || net.a.run(|| roxie::remote::nic_of("left")).unwrap();
-    let told = found().unwrap_err().to_string();
-    assert!(told.contains("user 65534"), "{told}");
+    let attach = || net.a.run(|| roxie::remote::nic_of("left")).unwrap();
+    let output = attach().unwrap_err().to_string();
+    assert!(output.contains("user 65534"), "{output}");
     net.left("nic --dev left --port udp").failed(3, &["of user 65534", "@roxie/nic/left"]);
     let _waiting = filled(&net, &listener);
-    let told = found().unwrap_err().to_string();
-    assert!(told.contains("does not answer") && told.contains("@roxie/nic/left"), "{told}");
+    let output = attach().unwrap_err().to_string();
+    assert!(output.contains("does not answer") && output.contains("@roxie/nic/left"), "{output}");
     net.left("nic --dev left --port udp").failed(3, &["accepts no connection", "@roxie/nic/left"]);
     drop(listener);
-    assert!(matches!(found(), Ok(None)));
+    assert!(matches!(attach(), Ok(None)));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn metrics_are_served_over_http() {
     let program = net.serve("pingpong rc --port udp");
     let mut server = net.start_left("metrics --listen 192.0.2.1:9740");
     server.wait_for("http://192.0.2.1:9740/metrics");
-    let ask = |what: &str| {
+    let query = |what: &str| {
         let answer = net.b.run(|| {
             let mut stream = TcpStream::connect("192.0.2.1:9740").unwrap();
             stream.write_all(format!("{what} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
@@ -271,11 +271,11 @@ fn metrics_are_served_over_http() {
         });
         answer.unwrap()
     };
-    let answer = ask("GET /metrics");
+    let answer = query("GET /metrics");
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("text/plain; version=0.0.4"), "{answer}");
     assert!(answer.contains(&format!("pid=\"{}\"", program.child.id())), "{answer}");
     for (what, code) in [("GET /", "200"), ("GET /nothing", "404"), ("POST /metrics", "405")] {
-        assert!(ask(what).starts_with(&format!("HTTP/1.1 {code}")), "{what}");
+        assert!(query(what).starts_with(&format!("HTTP/1.1 {code}")), "{what}");
     }
     // An address takes one server.
     net.left("metrics --listen 192.0.2.1:9740").failed(1, &["cannot listen on 192.0.2.1:9740", "in use"]);
@@ -286,7 +286,7 @@ fn nic_serves_metrics_of_all_its_clients() {
     let Some(net) = Net::new("seen-nic-metrics") else { return };
     let mut nic = net.start_left("nic --dev left --port udp --metrics 9740");
     nic.wait_for("is served over");
-    let ask = || {
+    let query = || {
         let answer = net.a.run(|| {
             let mut stream = TcpStream::connect("127.0.0.1:9740").unwrap();
             stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
@@ -296,7 +296,7 @@ fn nic_serves_metrics_of_all_its_clients() {
         });
         answer.unwrap()
     };
-    let answer = ask();
+    let answer = query();
     let own = format!("pid=\"{}\"", nic.child.id());
     assert!(answer.contains("roxie_qps{device=\"roxie0\"") && answer.contains(&own), "{answer}");
     // The NIC does not start without its metrics address.

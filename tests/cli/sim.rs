@@ -45,9 +45,9 @@ fn scenario_writes_its_tables() {
     assert!(read(&out, "queues.csv").lines().count() > 100);
     assert!(fs::read(out.join("flows.parquet")).is_ok_and(|bytes| bytes.starts_with(b"PAR1")));
     let summary: Value = serde_json::from_str(&read(&out, "summary.json")).expect("JSON");
-    let told = run(&format!("sim run {at}/small.toml --json")).succeeded().json();
-    assert_eq!((told.len(), &told[0]), (1, &summary), "the same again");
-    assert_eq!(told[0]["ended"], 3);
+    let results = run(&format!("sim run {at}/small.toml --json")).succeeded().json();
+    assert_eq!((results.len(), &results[0]), (1, &summary), "the same again");
+    assert_eq!(results[0]["ended"], 3);
     let ladder = run(&format!("decode {at}/out/host0-switch0.pcapng")).succeeded();
     assert!(
         ladder.stdout.contains("behind") && ladder.stdout.contains("RC_WRITE_FIRST"),
@@ -100,11 +100,11 @@ fn names_of_nodes_lead_to_no_file_outside() {
     // A link that does not exist leaves no file either.
     fs::write(&file, custom("a", &format!("{at}/outside-s"))).expect("a file");
     run(&format!("sim run {at}/custom.toml --out {at}/out")).failed(2, &["there is no link"]);
-    let left: Vec<_> = fs::read_dir(folder.path())
+    let files: Vec<_> = fs::read_dir(folder.path())
         .expect("a folder")
         .map(|entry| entry.expect("an entry").file_name())
         .collect();
-    assert_eq!(left.len(), 2, "the two scenarios: {left:?}");
+    assert_eq!(files.len(), 2, "the two scenarios: {files:?}");
     fs::write(&file, custom("a", "a-s")).expect("a file");
     run(&format!("sim run {at}/custom.toml --out {at}/out")).succeeded();
     assert!(folder.path().join("out/a-s.pcapng").exists());

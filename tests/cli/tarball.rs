@@ -24,9 +24,9 @@ fn check(folder: &Path, glibc: &str) -> Output {
 #[track_caller]
 fn refuses(folder: &Path, glibc: &str, part: &str) {
     let done = check(folder, glibc);
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert_eq!(done.status.code(), Some(1), "{said}");
-    assert!(said.contains(part), "no {part:?} in {said}");
+    let output_text = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{output_text}");
+    assert!(output_text.contains(part), "no {part:?} in {output_text}");
 }
 
 #[test]

@@ -62,9 +62,13 @@ fn busy_interface_names_its_holder() {
     drop(taken);
     let servers = [18515, 2000].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
     let shown = net.left("show processes --json").succeeded();
-    let told: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
-    let pids: Vec<_> =
-        told["processes"].as_array().expect("a list").iter().map(|process| process["pid"].as_u64()).collect();
+    let shown_json: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+    let pids: Vec<_> = shown_json["processes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|process| process["pid"].as_u64())
+        .collect();
     assert_eq!(pids, servers.each_ref().map(|server| Some(u64::from(server.child.id()))));
     let doctor = net.left("doctor --dev left --json");
     assert!(doctor.stdout.contains("\"verdict\"") && !doctor.stdout.contains("port-taken"), "{doctor:#?}");
@@ -127,13 +131,13 @@ fn unprivileged_run_falls_back_to_udp() {
 fn show_predicts_the_result_of_opening() {
     let Some(net) = Net::new("show") else { return };
     let shown = net.left("show device --dev left --json").succeeded().json();
-    let left = &shown[0]["interfaces"][0];
+    let interface = &shown[0]["interfaces"][0];
     assert_eq!(
-        (&left["driver"], &left["mtu"], &left["path_mtu"]),
+        (&interface["driver"], &interface["mtu"], &interface["path_mtu"]),
         (&"veth".into(), &1500.into(), &1024.into())
     );
     assert_eq!(
-        (&left["xdp_program"], &left["addresses"][0]),
+        (&interface["xdp_program"], &interface["addresses"][0]),
         (&serde_json::Value::Null, &"192.0.2.1/24".into())
     );
     let opened = net.left("show device --open --port udp --json").succeeded().json();

@@ -51,31 +51,31 @@ fn run(name: &str) -> String {
     let program = folder().join(name);
     let ran =
         Command::new(&program).output_in_time().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
-    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
-    assert!(ran.status.success(), "{name}: {}\n{said}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
-    said
+    let output = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{name}: {}\n{output}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    output
 }
 
 #[test]
 fn each_example_prints_its_result() {
     for (name, wanted) in EXAMPLES {
-        let said = run(name);
-        assert!(said.contains(wanted), "{name} said {said:?}, and not {wanted:?}");
+        let output = run(name);
+        assert!(output.contains(wanted), "{name} said {output:?}, and not {wanted:?}");
     }
 }
 
 #[test]
 #[cfg(feature = "tokio")]
 fn async_echo_returns_every_message() {
-    let said = run("async_echo");
-    assert!(said.contains("100 connections, 200 round trips each, none lost"), "{said}");
+    let output = run("async_echo");
+    assert!(output.contains("100 connections, 200 round trips each, none lost"), "{output}");
 }
 
 #[test]
 fn lossy_link_drops_the_same_frames() {
-    let said = run("lossy_link");
-    assert!(!said.contains(" 0 frames were lost"), "{said}");
-    assert_eq!(run("lossy_link"), said);
+    let output = run("lossy_link");
+    assert!(!output.contains(" 0 frames were lost"), "{output}");
+    assert_eq!(run("lossy_link"), output);
 }
 
 #[test]

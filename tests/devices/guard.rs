@@ -48,7 +48,7 @@ fn no_page() -> *mut u8 {
 }
 
 /// Registers such a page.
-fn gone() -> HostMemory {
+fn unmapped_page() -> HostMemory {
     // SAFETY: no other object uses the page.
     unsafe { HostMemory::borrowed(NonNull::new(no_page()).expect("an address"), PAGE) }
 }
@@ -113,7 +113,7 @@ extern "C" fn reports(_signal: c_int, _info: *mut libc::siginfo_t, _context: *mu
 fn own_fault_kills_the_program() {
     let name = "own_fault_kills_the_program";
     let ended = apart(name, || {
-        assert_missing(&gone());
+        assert_missing(&unmapped_page());
         fault();
     });
     assert_killed(ended, libc::SIGSEGV);
@@ -124,7 +124,7 @@ fn sent_signal_kills_the_program() {
     let ended = apart("sent_signal_kills_the_program", || {
         // SAFETY: removes the standard library's handler, which takes the first signal for a fault.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
-        assert_missing(&gone());
+        assert_missing(&unmapped_page());
         // SAFETY: a signal to this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
         std::thread::sleep(std::time::Duration::from_secs(10));
@@ -136,7 +136,7 @@ fn sent_signal_kills_the_program() {
 fn earlier_handler_sees_only_own_faults() {
     assert_well(apart("earlier_handler_sees_only_own_faults", || {
         handle(libc::SIGSEGV, mends);
-        assert_missing(&gone());
+        assert_missing(&unmapped_page());
         assert_eq!(SEEN.load(Ordering::Relaxed), 0);
         fault();
         assert_eq!(SEEN.load(Ordering::Relaxed), 1);
@@ -147,12 +147,12 @@ fn earlier_handler_sees_only_own_faults() {
 fn chaining_handler_keeps_copies_guarded() {
     let name = "chaining_handler_keeps_copies_guarded";
     let ended = apart(name, || {
-        let memory = gone();
+        let memory = unmapped_page();
         BEFORE.set(handle(libc::SIGSEGV, passes_on).sa_sigaction);
         assert_missing(&memory);
         assert_eq!(SEEN.load(Ordering::Relaxed), 3);
         // The guard is first again, then that handler, then the guard, which has no further handler.
-        let memory = gone();
+        let memory = unmapped_page();
         assert_missing(&memory);
         assert_eq!(SEEN.load(Ordering::Relaxed), 3);
         fault();
@@ -164,9 +164,9 @@ fn chaining_handler_keeps_copies_guarded() {
 fn next_registration_puts_guard_first() {
     let name = "next_registration_puts_guard_first";
     let ended = apart(name, || {
-        let memory = gone();
+        let memory = unmapped_page();
         handle(libc::SIGSEGV, reports);
-        drop(gone());
+        drop(unmapped_page());
         assert_missing(&memory);
         fault();
     });
@@ -185,9 +185,9 @@ fn one_shot_handler_runs_once() {
             assert_eq!(libc::sigaction(libc::SIGSEGV, &once, ptr::null_mut()), 0);
         }
         assert_ne!(old.sa_sigaction, mends as Handler as usize);
-        assert_missing(&gone());
+        assert_missing(&unmapped_page());
         fault();
-        assert_missing(&gone());
+        assert_missing(&unmapped_page());
         fault();
     });
     assert_killed(ended, libc::SIGSEGV);
@@ -196,10 +196,10 @@ fn one_shot_handler_runs_once() {
 #[test]
 fn many_later_handlers_keep_the_guard() {
     assert_well(apart("many_later_handlers_keep_the_guard", || {
-        let memory = gone();
+        let memory = unmapped_page();
         for _ in 0..3 {
             handle(libc::SIGSEGV, reports);
-            drop(gone());
+            drop(unmapped_page());
             assert_missing(&memory);
         }
     }));

@@ -25,8 +25,8 @@ fn end(device: &Device) -> End {
 
 /// Returns two connected ends.
 fn pair() -> (End, End) {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = (end(&near), end(&far));
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = (end(&local), end(&remote));
     let (here, there) = (a.qp.endpoint(0).expect("a GID"), b.qp.endpoint(0).expect("a GID"));
     let options = ConnectOptions::default();
     a.qp.connect(&here, &there, &options).expect("connected");
@@ -123,8 +123,8 @@ fn work_requests_register_pages() {
     let too_many = b.qp.fast_register(0, SIGNALED, &mut region, &[0; 3], (0, 1, Access::LOCAL_WRITE));
     assert!(matches!(too_many, Err(DeviceError::Control(ControlError::TooLarge { value: 3, limit: 2, .. }))));
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let asked = (0x10_0000 - 2, 4, access);
-    let key = b.qp.fast_register(1, SIGNALED, &mut region, &[3 * 4096, 0], asked).expect("posted");
+    let requested = (0x10_0000 - 2, 4, access);
+    let key = b.qp.fast_register(1, SIGNALED, &mut region, &[3 * 4096, 0], requested).expect("posted");
     assert_eq!(next(&b, &a).status, WcStatus::Success);
     assert_eq!(write(&a, &b, 0x10_0000 - 2, key, &[1, 2, 3, 4]), WcStatus::Success);
     let at = |offset| {

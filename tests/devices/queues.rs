@@ -46,9 +46,9 @@ fn bytes(region: &MemoryRegion, length: usize) -> Vec<u8> {
 
 #[test]
 fn shared_receives_raise_the_limit_event() {
-    let (near, far) = devices();
-    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
-    let (cq, peer_cq) = (near.create_cq(16, None).unwrap(), far.create_cq(16, None).unwrap());
+    let (local, remote) = devices();
+    let (pd, peer_pd) = (local.alloc_pd().unwrap(), remote.alloc_pd().unwrap());
+    let (cq, peer_cq) = (local.create_cq(16, None).unwrap(), remote.create_cq(16, None).unwrap());
     let srq = peer_pd.create_srq(4, 1).unwrap();
     let target = peer_pd.register(64, Access::LOCAL_WRITE).unwrap();
     let source = pd.register(64, Access::empty()).unwrap();
@@ -71,8 +71,8 @@ fn shared_receives_raise_the_limit_event() {
         let wc = arrival(&cq, &peer_cq);
         assert_eq!((wc.status, wc.wr_id, wc.qpn), (WcStatus::Success, id as u64, pairs[turn].1.qpn()));
     }
-    assert_eq!(far.event(), Some(AsyncEvent::Srq(srq.index(), EventKind::SrqLimitReached)));
-    assert_eq!(far.event(), None);
+    assert_eq!(remote.event(), Some(AsyncEvent::Srq(srq.index(), EventKind::SrqLimitReached)));
+    assert_eq!(remote.event(), None);
     srq.resize(9).unwrap();
     let status = srq.query().unwrap();
     assert_eq!((status.max_wr, status.waiting, status.limit), (9, 1, 0));
@@ -83,16 +83,16 @@ fn shared_receives_raise_the_limit_event() {
     assert_eq!(arrival(&cq, &peer_cq).wr_id, 3, "what was posted before comes first");
     let fail = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     pairs[0].1.modify(&fail).unwrap();
-    assert_eq!(far.event(), Some(AsyncEvent::Qp(pairs[0].1.index(), EventKind::LastWqeReached)));
+    assert_eq!(remote.event(), Some(AsyncEvent::Qp(pairs[0].1.index(), EventKind::LastWqeReached)));
     assert_eq!(srq.query().unwrap().waiting, 8, "the others' receives are still there");
 }
 
 #[test]
 fn xrc_reaches_each_queue_of_its_domain() {
-    let (near, far) = devices();
-    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
-    let (cq, peer_cq) = (near.create_cq(16, None).unwrap(), far.create_cq(16, None).unwrap());
-    let xrcd = far.open_xrcd().unwrap();
+    let (local, remote) = devices();
+    let (pd, peer_pd) = (local.alloc_pd().unwrap(), remote.alloc_pd().unwrap());
+    let (cq, peer_cq) = (local.create_cq(16, None).unwrap(), remote.create_cq(16, None).unwrap());
+    let xrcd = remote.open_xrcd().unwrap();
     let queues = [(); 2].map(|()| peer_pd.create_xrc_srq(4, 1, &xrcd, &peer_cq).unwrap());
     let target = xrcd.create_target().unwrap();
     let initiator = pd.queue_pair(&cq).init(&init()).qp_type(QpType::XrcSend).create().unwrap();
@@ -120,8 +120,8 @@ fn xrc_reaches_each_queue_of_its_domain() {
     initiator.post_send(&read, &[source.sge(32, 9)]).unwrap();
     let until = std::time::Instant::now() + SOON;
     while bytes(&source, 41)[32..] != *b"by number" {
-        far.poll();
-        near.poll();
+        remote.poll();
+        local.poll();
         assert!(std::time::Instant::now() < until, "the READ does not come back");
     }
     let refused = target.post_send(&SendWr::default(), &[]);
@@ -131,27 +131,27 @@ fn xrc_reaches_each_queue_of_its_domain() {
 
 #[test]
 fn file_identifies_an_xrc_domain() {
-    let (_, far) = devices();
+    let (_, remote) = devices();
     let file = tempfile::tempfile().unwrap();
-    assert!(far.open_xrcd_of(&file, false, false).is_err(), "the XRCD does not exist");
-    let one = far.open_xrcd_of(&file, true, true).unwrap();
-    let taken = far.open_xrcd_of(&file, true, true).unwrap_err().to_string();
+    assert!(remote.open_xrcd_of(&file, false, false).is_err(), "the XRCD does not exist");
+    let one = remote.open_xrcd_of(&file, true, true).unwrap();
+    let taken = remote.open_xrcd_of(&file, true, true).unwrap_err().to_string();
     assert!(taken.contains("XRC domain of this file"), "{taken}");
     // The two descriptors refer to one domain: a target created through one reaches a queue created through the other.
-    let two = far.open_xrcd_of(&file, false, false).unwrap();
-    let (pd, cq) = (far.alloc_pd().unwrap(), far.create_cq(4, None).unwrap());
+    let two = remote.open_xrcd_of(&file, false, false).unwrap();
+    let (pd, cq) = (remote.alloc_pd().unwrap(), remote.create_cq(4, None).unwrap());
     let _srq = pd.create_xrc_srq(4, 1, &one, &cq).unwrap();
     drop(one);
     let _target = two.create_target().unwrap();
-    assert!(far.open_xrcd_of(&file, false, false).is_ok(), "the XRCD exists while it is open");
+    assert!(remote.open_xrcd_of(&file, false, false).is_ok(), "the XRCD exists while it is open");
 }
 
 #[test]
 fn cq_is_resized_under_a_sleeper() {
-    let (near, far) = devices();
-    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
+    let (local, remote) = devices();
+    let (pd, peer_pd) = (local.alloc_pd().unwrap(), remote.alloc_pd().unwrap());
     let channel = CompletionChannel::new().unwrap();
-    let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(4, Some(&channel)).unwrap());
+    let (cq, peer_cq) = (local.create_cq(64, None).unwrap(), remote.create_cq(4, Some(&channel)).unwrap());
     let one = pd.queue_pair(&cq).init(&init()).create().unwrap();
     let two = peer_pd.queue_pair(&peer_cq).init(&init()).create().unwrap();
     join(&one, &two);
@@ -161,8 +161,8 @@ fn cq_is_resized_under_a_sleeper() {
             one.post_send(&SendWr::default(), &[]).unwrap();
         }
         for _ in 0..50 {
-            near.poll();
-            far.poll();
+            local.poll();
+            remote.poll();
         }
     };
     deliver(3);
@@ -183,18 +183,18 @@ fn cq_is_resized_under_a_sleeper() {
     // Events for ten completions at a time, or after a timeout.
     peer_cq.moderate(10, Duration::from_millis(20)).unwrap();
     peer_cq.arm(Armed::Next);
-    let before = far.now();
+    let before = remote.now();
     deliver(10);
     assert!(channel.wait(SOON));
     deliver(1);
     let times: Vec<_> = std::iter::from_fn(|| peer_cq.poll_timed()).map(|(_, time)| time).collect();
     assert_eq!(times.len(), 11);
-    assert!(times.is_sorted() && times[0] >= before && times[10] <= far.now(), "{before:?} {times:?}");
+    assert!(times.is_sorted() && times[0] >= before && times[10] <= remote.now(), "{before:?} {times:?}");
     peer_cq.arm(Armed::Next);
     deliver(1);
     let until = std::time::Instant::now() + SOON;
     while !channel.wait(Duration::ZERO) {
-        far.poll();
+        remote.poll();
         assert!(std::time::Instant::now() < until, "no event after its period");
     }
     assert!(peer_cq.moderate(2, Duration::ZERO).is_err());
@@ -203,9 +203,9 @@ fn cq_is_resized_under_a_sleeper() {
 /// Completions of a reset QP stay hidden in a ring of another size, too; later ones are visible.
 #[test]
 fn resize_keeps_reset_completions_hidden() {
-    let (near, far) = devices();
-    let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
-    let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(16, None).unwrap());
+    let (local, remote) = devices();
+    let (pd, peer_pd) = (local.alloc_pd().unwrap(), remote.alloc_pd().unwrap());
+    let (cq, peer_cq) = (local.create_cq(64, None).unwrap(), remote.create_cq(16, None).unwrap());
     let one = pd.queue_pair(&cq).init(&init()).create().unwrap();
     let two = peer_pd.queue_pair(&peer_cq).init(&init()).create().unwrap();
     join(&one, &two);
@@ -213,8 +213,8 @@ fn resize_keeps_reset_completions_hidden() {
         two.post_recv(id, &[]).unwrap();
         one.post_send(&SendWr::default(), &[]).unwrap();
         for _ in 0..20 {
-            near.poll();
-            far.poll();
+            local.poll();
+            remote.poll();
         }
     };
     for id in 0..5 {

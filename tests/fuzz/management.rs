@@ -213,7 +213,7 @@ impl World {
         let _ = m.parameters(id);
     }
 
-    fn hear(&mut self) {
+    fn handle_event(&mut self) {
         while let Some(event) = self.manager.poll_event() {
             self.learn(event.id());
             self.events.push(event);
@@ -226,7 +226,7 @@ impl World {
         match input.u8() % 8 {
             0..=3 => self.receive(input),
             4 | 5 => self.call(input),
-            6 => self.hear(),
+            6 => self.handle_event(),
             _ => {
                 self.now = self.now + Nanos(1 << (input.u8() % 36));
                 self.manager.handle_timeouts(self.now);
@@ -237,7 +237,7 @@ impl World {
 
     /// Destroys everything, and checks that all state goes.
     fn close(mut self) {
-        self.hear();
+        self.handle_event();
         for id in self.manager.ids().collect::<Vec<_>>() {
             self.manager.destroy(self.now, id);
         }

@@ -85,9 +85,9 @@ const FORBIDDEN: usize = 8192;
 
 impl Stage {
     fn new() -> Stage {
-        let (near, peer) = joined_ports(1500, None);
+        let (local, peer) = joined_ports(1500, None);
         let mut host =
-            Host::new(1, NicConfig { limits: Limits::small(), seed: 7, ..NicConfig::default() }, near);
+            Host::new(1, NicConfig { limits: Limits::small(), seed: 7, ..NicConfig::default() }, local);
         let memory = host.register(1 << 14, Access::READ_WRITE);
         let forbidden = host.register(FORBIDDEN, Access::LOCAL_WRITE);
         let gid = |n| Gid::from(Host::address(n, false));
@@ -236,7 +236,7 @@ impl Stage {
     /// Delivers a packet with a correct ICRC and otherwise arbitrary fields.
     fn packet(&mut self, input: &mut Input<'_>) {
         let qp = usize::from(input.u8()) % self.qps.len();
-        let near = input.pick(&[0, 0xff_fffe]);
+        let local = input.pick(&[0, 0xff_fffe]);
         let to_group = self.types[qp] == QpType::Ud && input.u8().is_multiple_of(4);
         let marked = !to_group && input.u8().is_multiple_of(4);
         let template = &self.templates[if marked { 2 } else { to_group.into() }];
@@ -249,7 +249,7 @@ impl Stage {
             } else {
                 self.qps[qp].handle.qpn
             },
-            psn: Psn::new((near + u32::from(input.u8())).wrapping_sub(4) & 0xff_ffff),
+            psn: Psn::new((local + u32::from(input.u8())).wrapping_sub(4) & 0xff_ffff),
             ack_req: input.flag(),
             solicited: input.flag(),
             ..Bth::default()
@@ -265,7 +265,7 @@ impl Stage {
         let mut tail = Vec::new();
         if opcode == Opcode::RC_SELECTIVE_ACKNOWLEDGE.0 {
             // As an AETH and a SACK that may be coherent.
-            let latest = (near + u32::from(input.u8())).wrapping_sub(4) & 0xff_ffff;
+            let latest = (local + u32::from(input.u8())).wrapping_sub(4) & 0xff_ffff;
             tail.extend([0x1f, 0, 0, 0, input.u8()]);
             tail.extend_from_slice(&latest.to_be_bytes()[1..]);
             tail.extend((u128::from(input.u32()) << (input.u8() % 96)).to_be_bytes());

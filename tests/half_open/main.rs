@@ -91,7 +91,7 @@ impl Stranger {
     }
 
     /// Requests the connection of a QP that does not exist, with the most READs that both ends may have under way.
-    fn ask(&self, number: u32, private_data: &[u8]) {
+    fn request(&self, number: u32, private_data: &[u8]) {
         let header = CmaHeader { source: self.here, source_port: 7, destination: self.to.ip() }.to_bytes();
         let mut req = Req {
             local_comm_id: CommId(1 + number),
@@ -123,23 +123,23 @@ impl Stranger {
 
 /// A server's device and its peer's.
 struct Site {
-    near: Device,
-    far: Device,
+    local: Device,
+    remote: Device,
     manager: ConnectionManager,
     to: SocketAddr,
 }
 
 impl Site {
     fn new(port: u16) -> Site {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let manager = ConnectionManager::start(&far).expect("a manager");
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), port);
-        Site { near, far, manager, to }
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let manager = ConnectionManager::start(&remote).expect("a manager");
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), port);
+        Site { local, remote, manager, to }
     }
 
     /// Returns the bytes that a half-open connection holds, on average of all places but the first: tables and buffers have grown by then.
     fn held_by_one(&self, private_data: &[u8]) -> i64 {
-        let stranger = Stranger::new(&self.near, self.to);
+        let unknown_peer = Stranger::new(&self.local, self.to);
         let answered = |count: u32| {
             let until = Instant::now() + PATIENCE;
             let replies = || {
@@ -151,14 +151,14 @@ impl Site {
                 std::thread::sleep(Duration::from_millis(1));
             }
         };
-        stranger.ask(0, private_data);
+        unknown_peer.request(0, private_data);
         answered(1);
         let before = ALLOCATED.load(Relaxed);
-        (1..PLACES).for_each(|number| stranger.ask(number, private_data));
+        (1..PLACES).for_each(|number| unknown_peer.request(number, private_data));
         answered(PLACES);
         let held = (ALLOCATED.load(Relaxed) - before) / i64::from(PLACES - 1);
         let is_ready = |qp: &QpType, state: QpState| *qp == QpType::Rc && state == QpState::Rts;
-        let ready = self.far.qps().iter().filter(|qp| is_ready(&qp.qp_type, qp.state)).count();
+        let ready = self.remote.qps().iter().filter(|qp| is_ready(&qp.qp_type, qp.state)).count();
         assert_eq!(ready, PLACES as usize, "none has ended");
         held
     }
@@ -179,7 +179,8 @@ fn half_open_connection_of_nfs_server_is_small() {
     let export = Arc::new(Export::open(folder.path()).expect("a folder"));
     let mount = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let at = (site.to, mount);
-    let server = Server::start(&site.far, &site.manager, at, export, Box::new(|_| {})).expect("free ports");
+    let server =
+        Server::start(&site.remote, &site.manager, at, export, Box::new(|_| {})).expect("free ports");
     assert!(is_bounded("of a client of NFS", site.held_by_one(&[])));
     drop(server);
 }
@@ -196,7 +197,8 @@ fn half_open_queues_of_nvme_target_are_small() {
         let namespace = Namespace::new(storage, 512, false, [1; 16]).expect("whole blocks");
         let nqn = "nqn.2026-11.example:disk";
         let subsystem = Subsystem::new(nqn, vec![namespace], Vec::new(), limits).expect("a name");
-        let target = Target::start(&site.far, &site.manager, site.to, Arc::new(subsystem), Box::new(|_| {}));
+        let target =
+            Target::start(&site.remote, &site.manager, site.to, Arc::new(subsystem), Box::new(|_| {}));
         let target = target.expect("a free port");
         let request = QueueRequest { queue, receives: entries, sends: entries - 1 };
         let held = site.held_by_one(&request.to_bytes());

@@ -54,8 +54,8 @@ fn bell_publishes_writes_of_every_ringer() {
             })
         });
         let seen = std::cell::Cell::new(0);
-        let look = |_| seen.set(posted.iter().map(|one| one.load(Relaxed)).sum());
-        work(&bells, look, || seen.get() == 2);
+        let read_posted = |_| seen.set(posted.iter().map(|one| one.load(Relaxed)).sum());
+        work(&bells, read_posted, || seen.get() == 2);
         ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
     });
 }
@@ -115,7 +115,7 @@ fn post(bells: &Doorbells, turns: &CombiningLock<()>, sent: &AtomicU64, qp: u32)
     if let Ok(Some(turn)) = turns.after_ringing() {
         send();
         drop(turn);
-        assert!(!turns.look_again(|| bells.any(), |()| send()));
+        assert!(!turns.recheck(|| bells.any(), |()| send()));
     }
 }
 

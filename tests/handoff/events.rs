@@ -13,7 +13,7 @@ fn counter() -> EventCounter {
     EventCounter::new(Arc::new(EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).unwrap()))
 }
 
-fn left(counter: &EventCounter) -> u32 {
+fn remaining(counter: &EventCounter) -> u32 {
     std::iter::from_fn(|| counter.take().then_some(1)).sum()
 }
 
@@ -28,7 +28,7 @@ fn concurrent_event_is_caught_or_counted() {
         let (caught, ()) = counter.catch(|| counter.raise());
         other.join().unwrap();
         assert!(caught, "its own was there to be caught");
-        assert_eq!(left(&counter), 1);
+        assert_eq!(remaining(&counter), 1);
     });
 }
 
@@ -41,7 +41,7 @@ fn two_catchers_share_no_event() {
             thread::spawn(move || u32::from(counter.catch(|| counter.raise()).0))
         };
         let caught = u32::from(counter.catch(|| counter.raise()).0);
-        assert_eq!(caught + other.join().unwrap() + left(&counter), 2);
+        assert_eq!(caught + other.join().unwrap() + remaining(&counter), 2);
     });
 }
 
@@ -55,6 +55,6 @@ fn descriptor_delivers_uncaught_events() {
             thread::spawn(move || u32::from(counter.take()))
         };
         let caught = u32::from(counter.catch(|| counter.raise()).0);
-        assert_eq!(caught + other.join().unwrap() + left(&counter), 2);
+        assert_eq!(caught + other.join().unwrap() + remaining(&counter), 2);
     });
 }

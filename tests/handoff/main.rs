@@ -212,14 +212,14 @@ fn two_waiting_callers_end_the_backoff_sleep() {
 fn departing_stand_in_wakes_the_engine_thread() {
     check(|| {
         let (handoff, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
-        assert!(handoff.begin_stand_in(NOW));
-        assert!(!handoff.begin_stand_in(NOW), "one does");
+        assert!(handoff.begin_substituting(NOW));
+        assert!(!handoff.begin_substituting(NOW), "one does");
         let later = NOW + 2 * WaitPolicy::RECENT_NS;
         let engine_thread = {
             let (handoff, alarm) = (Arc::clone(&handoff), Arc::clone(&alarm));
             thread::spawn(move || run_engine_thread(&handoff, &alarm, later))
         };
-        if handoff.end_stand_in() {
+        if handoff.end_substituting() {
             alarm.ring();
         }
         engine_thread.join().unwrap();
@@ -282,7 +282,7 @@ impl Bells {
         if let Ok(Some(turn)) = turns.after_ringing() {
             self.send();
             drop(turn);
-            assert!(!turns.look_again(|| self.rings(), |()| self.send()));
+            assert!(!turns.recheck(|| self.rings(), |()| self.send()));
         }
     }
 
@@ -290,7 +290,7 @@ impl Bells {
     fn pass(&self, turns: &CombiningLock<()>) {
         let turn = turns.worker().lock().unwrap();
         drop(turn);
-        assert!(!turns.look_again(|| self.rings(), |()| self.send()));
+        assert!(!turns.recheck(|| self.rings(), |()| self.send()));
     }
 }
 
@@ -330,7 +330,7 @@ fn frame_during_handoff_is_taken() {
     check(|| {
         let handoff = Arc::new(polled());
         let (frame, link) = (Arc::new(AtomicU64::new(0)), Arc::new(Alarm::default()));
-        assert!(handoff.begin_stand_in(NOW));
+        assert!(handoff.begin_substituting(NOW));
         let wire = {
             let (frame, link) = (Arc::clone(&frame), Arc::clone(&link));
             thread::spawn(move || {
@@ -341,7 +341,7 @@ fn frame_during_handoff_is_taken() {
         // The caller sleeps until its descriptors report the frame, and takes it.
         link.sleep();
         assert_eq!(frame.swap(0, AcqRel), 1);
-        let _ = handoff.end_stand_in();
+        let _ = handoff.end_substituting();
         // From now on the engine thread polls by itself: a backoff sleep at most.
         let rest = handoff.rest(NOW + WaitPolicy::SHORTEST_BACKOFF_NS / 2);
         assert_ne!(rest, NextSleep::UntilWoken);

@@ -56,8 +56,8 @@ fn limit_is_reported_to_one_consumer() {
         assert!(post(&ring, 1) && post(&ring, 2));
         let queue = Arc::new(SharedReceives::new(ring));
         assert!(!queue.arm(2));
-        let told = share(&queue, 1).iter().filter(|(_, limit_reached)| *limit_reached).count();
-        assert_eq!(told, 1);
+        let notified = share(&queue, 1).iter().filter(|(_, limit_reached)| *limit_reached).count();
+        assert_eq!(notified, 1);
     });
 }
 

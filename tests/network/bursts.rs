@@ -54,13 +54,13 @@ pub(crate) fn open(port: &str, name: &str, config: &DeviceConfig) -> Device {
 /// Sends a burst while nothing runs the receiver's device, and then receives it.
 fn burst_arrives(port: &str) {
     let wire = Wire::new(&format!("burst-{port}"), 1500, 1);
-    let near = wire.a.run(|| open(port, "left", &DeviceConfig::default())).expect("the namespace");
-    let far = wire.b.run(|| open(port, "right", &DeviceConfig::caller_only())).expect("the namespace");
-    let (from, to) = (Datagrams::new(&near), Datagrams::new(&far));
+    let local = wire.a.run(|| open(port, "left", &DeviceConfig::default())).expect("the namespace");
+    let remote = wire.b.run(|| open(port, "right", &DeviceConfig::caller_only())).expect("the namespace");
+    let (from, to) = (Datagrams::new(&local), Datagrams::new(&remote));
     for i in 0..BURST {
         to.qp.post_recv(i.into(), &[to.memory.sge(0, HEADER + PAYLOAD)]).expect("room");
     }
-    let gid = near.gids().into_iter().find(|entry| entry.gid.to_ip().is_ipv4()).expect("a GID");
+    let gid = local.gids().into_iter().find(|entry| entry.gid.to_ip().is_ipv4()).expect("a GID");
     let path = from.pd.create_ah(gid.index, Gid::from(B4), &AhOptions::default()).expect("a path");
     for _ in 0..BURST {
         from.qp.post_send(&path.send_to(to.qp.qpn(), QKEY), &[from.memory.sge(0, PAYLOAD)]).expect("room");
@@ -69,7 +69,7 @@ fn burst_arrives(port: &str) {
     }
     for i in 0..BURST {
         let received = to.cq.wait(PATIENCE).map(|wc| (wc.wr_id, wc.status));
-        assert_eq!(received, Some((i.into(), WcStatus::Success)), "{port}: {:?}", far.counters());
+        assert_eq!(received, Some((i.into(), WcStatus::Success)), "{port}: {:?}", remote.counters());
     }
 }
 

@@ -199,20 +199,20 @@ fn address(device: &Device) -> SocketAddr {
 
 #[test]
 fn two_devices_connect_exchange_and_disconnect() {
-    let (near, far) = pair();
-    let to = address(&far);
-    let server = serve(far, to);
-    speak(&near, to);
+    let (local, remote) = pair();
+    let to = address(&remote);
+    let server = serve(remote, to);
+    speak(&local, to);
     server.join().unwrap();
 }
 
 #[test]
 fn device_connects_to_itself() {
-    let (near, _far) = pair();
-    let to = address(&near);
-    let manager = ConnectionManager::start(&near).unwrap();
+    let (local, _remote) = pair();
+    let to = address(&local);
+    let manager = ConnectionManager::start(&local).unwrap();
     let listener = manager.listen(to, 1).unwrap();
-    let device = near.clone();
+    let device = local.clone();
     let server = thread::spawn(move || {
         let request = listener.accept(PATIENCE).unwrap().expect("a request");
         let mut end = End::new(&device);
@@ -220,7 +220,7 @@ fn device_connects_to_itself() {
         end.completed();
         assert!(connection.wait_for_end(PATIENCE));
     });
-    let mut end = End::new(&near);
+    let mut end = End::new(&local);
     let connection = manager.connect(end.qp(), to, &options("")).unwrap();
     connection.qp().post_send_inline(&SendWr::default(), b"me").unwrap();
     end.completed();
@@ -231,11 +231,11 @@ fn device_connects_to_itself() {
 
 #[test]
 fn refusals_have_reasons() {
-    let (near, far) = pair();
-    let to = address(&far);
+    let (local, remote) = pair();
+    let to = address(&remote);
     let (client, server) =
-        (ConnectionManager::start(&near).unwrap(), ConnectionManager::start(&far).unwrap());
-    let dial = |options: &DialOptions| client.connect(End::new(&near).qp(), to, options);
+        (ConnectionManager::start(&local).unwrap(), ConnectionManager::start(&remote).unwrap());
+    let dial = |options: &DialOptions| client.connect(End::new(&local).qp(), to, options);
     let error = dial(&options("")).unwrap_err();
     assert!(matches!(error, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }), "{error}");
 
@@ -245,13 +245,13 @@ fn refusals_have_reasons() {
         listener
     });
     let error = dial(&options("")).unwrap_err();
-    let said = |text: &[u8]| match &error {
+    let is_private_data = |text: &[u8]| match &error {
         DialError::Rejected { reason: RejReason::CONSUMER, private_data, .. } => {
             private_data.starts_with(text)
         }
         _ => false,
     };
-    assert!(said(b"closed\0"), "{error}");
+    assert!(is_private_data(b"closed\0"), "{error}");
     let listener = refusing.join().unwrap();
 
     // A request that is not accepted is refused when its listener closes.
@@ -275,26 +275,26 @@ fn refusals_have_reasons() {
 
 #[test]
 fn port_and_device_are_claimed_once() {
-    let (near, far) = pair();
-    let server = ConnectionManager::start(&far).unwrap();
-    let on = address(&far);
+    let (local, remote) = pair();
+    let server = ConnectionManager::start(&remote).unwrap();
+    let on = address(&remote);
     let listener = server.listen(on, 1).unwrap();
     assert!(matches!(server.listen(on, 1), Err(DialError::Manager(_))));
     drop(listener);
     server.listen(on, 1).unwrap();
-    let error = ConnectionManager::start(&far).unwrap_err();
+    let error = ConnectionManager::start(&remote).unwrap_err();
     assert!(matches!(error, DialError::Device(_)), "{error}");
-    drop(near);
+    drop(local);
 }
 
 #[test]
 fn missing_peer_times_out_as_configured() {
-    let (near, far) = pair();
-    let to = address(&far);
+    let (local, remote) = pair();
+    let to = address(&remote);
     // No QP1 at the other end.
-    let client = ConnectionManager::start(&near).unwrap();
+    let client = ConnectionManager::start(&local).unwrap();
     let hurried = DialOptions { response_timeout: 12, max_cm_retries: 2, ..DialOptions::default() };
-    let error = client.connect(End::new(&near).qp(), to, &hurried).unwrap_err();
+    let error = client.connect(End::new(&local).qp(), to, &hurried).unwrap_err();
     assert!(matches!(error, DialError::Unreachable { sent: Kind::Req, .. }), "{error}");
     let counters = client.counters();
     // One more than `max_cm_retries`: a REQ is repeated once after 250 ms.
@@ -304,24 +304,24 @@ fn missing_peer_times_out_as_configured() {
 
 #[test]
 fn oversized_path_mtu_is_refused_with_largest() {
-    let (near, far) = pair();
-    let to = address(&far);
-    far.follow_link(&roxie::port::LinkChange::Mtu(1500)).unwrap();
+    let (local, remote) = pair();
+    let to = address(&remote);
+    remote.follow_link(&roxie::port::LinkChange::Mtu(1500)).unwrap();
     let (client, server) =
-        (ConnectionManager::start(&near).unwrap(), ConnectionManager::start(&far).unwrap());
+        (ConnectionManager::start(&local).unwrap(), ConnectionManager::start(&remote).unwrap());
     let listener = server.listen(to, 1).unwrap();
-    let device = far.clone();
+    let device = remote.clone();
     let serving = thread::spawn(move || {
         let accept = || listener.accept(PATIENCE).unwrap().expect("a request");
         let error = accept().accept(End::new(&device).qp(), &DialOptions::default()).unwrap_err();
-        assert!(matches!(error, DialError::PathMtu { asked: 4096, largest: 1024, .. }), "{error}");
+        assert!(matches!(error, DialError::PathMtu { requested: 4096, largest: 1024, .. }), "{error}");
         let connection = accept().accept(End::new(&device).qp(), &DialOptions::default()).unwrap();
         assert!(connection.wait_for_end(PATIENCE));
     });
-    let error = client.connect(End::new(&near).qp(), to, &options("")).unwrap_err();
+    let error = client.connect(End::new(&local).qp(), to, &options("")).unwrap_err();
     assert!(matches!(error, DialError::Rejected { reason: RejReason::INVALID_MTU, .. }), "{error}");
     let smaller = DialOptions { path_mtu: Some(Mtu::Mtu1024), ..DialOptions::default() };
-    let connection = client.connect(End::new(&near).qp(), to, &smaller).unwrap();
+    let connection = client.connect(End::new(&local).qp(), to, &smaller).unwrap();
     connection.disconnect().unwrap();
     serving.join().unwrap();
 }
@@ -335,19 +335,19 @@ fn lossy_link_only_delays_connections() {
             Stack { fault: Some(fault), ..Stack::default() }
         };
         let config = DeviceConfig::default();
-        let (near, far) = Device::memory_pair_with(&config, &stack(seed), &stack(seed + 10)).unwrap();
-        let to = address(&far);
-        let manager = ConnectionManager::start(&far).unwrap();
+        let (local, remote) = Device::memory_pair_with(&config, &stack(seed), &stack(seed + 10)).unwrap();
+        let to = address(&remote);
+        let manager = ConnectionManager::start(&remote).unwrap();
         let listener = manager.listen(to, 4).unwrap();
         let serving = thread::spawn(move || {
             let request = listener.accept(PATIENCE).unwrap().expect("a request");
-            let mut end = End::new(&far);
+            let mut end = End::new(&remote);
             let connection = request.accept(end.qp(), &DialOptions::default()).unwrap();
             end.completed();
             assert!(connection.wait_for_end(PATIENCE));
         });
-        let client = ConnectionManager::start(&near).unwrap();
-        let mut end = End::new(&near);
+        let client = ConnectionManager::start(&local).unwrap();
+        let mut end = End::new(&local);
         let hurried = DialOptions { response_timeout: 13, ..DialOptions::default() };
         let connection = client.connect(end.qp(), to, &hurried).unwrap();
         connection.qp().post_send_inline(&SendWr::default(), b"through").unwrap();
@@ -402,11 +402,11 @@ fn hosts_connect_over_all_ports_and_families() {
     {
         for network in ["10.83.0.", "fd83::"] {
             let ip = |n: u32| format!("{network}{n}").parse::<IpAddr>().expect("an address");
-            let near = open(near_port, &ends[0], ip(1));
-            let far = open(far_port, &ends[1], ip(2));
+            let local = open(near_port, &ends[0], ip(1));
+            let remote = open(far_port, &ends[1], ip(2));
             let to = SocketAddr::new(ip(2), PORT);
-            let server = serve(far, to);
-            speak(&near, to);
+            let server = serve(remote, to);
+            speak(&local, to);
             server.join().unwrap_or_else(|_| panic!("{near_port} to {far_port} at {to}"));
         }
     }
@@ -429,23 +429,23 @@ fn silent_hosts_do_not_delay_resolution() {
     let name = "silent_hosts_do_not_delay_resolution";
     let Some(ends) = hosts(name, "cm-silent") else { return };
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
-    let (near, far) = (open("xdp", &ends[0], ip(1)), open("xdp", &ends[1], ip(2)));
-    let _server = ConnectionManager::start(&far).unwrap();
-    let (tell, told) = channel();
+    let (local, remote) = (open("xdp", &ends[0], ip(1)), open("xdp", &ends[1], ip(2)));
+    let _server = ConnectionManager::start(&remote).unwrap();
+    let (sender, receiver) = channel();
     let manager = Manager::new(Config::default());
-    let service = ConnectionService::start(&near, manager, Refusals(tell)).unwrap();
-    let ask = |n: u32| {
+    let service = ConnectionService::start(&local, manager, Refusals(sender)).unwrap();
+    let connect = |n: u32| {
         let qp = LocalQp { qpn: Qpn::new(n), psn: Psn::new(0), srq: false };
         let route = Route::new(ip(1), ip(n));
         let request = ConnectRequest::new(ServiceId::of_port(PortSpace::Tcp, PORT), route, qp, Mtu::Mtu1024);
         service.with(|manager, _, now| manager.connect(now, &request)).unwrap()
     };
     for silent in 3..=250 {
-        ask(silent);
+        connect(silent);
     }
-    let honest = ask(2);
+    let honest = connect(2);
     // No listener exists there, and that host says so.
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(honest));
+    assert_eq!(receiver.recv_timeout(PATIENCE), Ok(honest));
 }
 
 /// Returns a REQ from `from` for a service without a listener.
@@ -476,30 +476,30 @@ fn answers_to_silent_hosts_leave_socket_room() {
         socket_buffer: 64 * 1024,
         ..UdpConfig::default()
     };
-    let near =
+    let local =
         ends[0].run(|| Device::open_udp(&udp, &Stack::default(), &DeviceConfig::default())).unwrap().unwrap();
     let there = ends[1].run(|| UdpSocket::bind((ip(2), 4791))).unwrap().unwrap();
     there.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    let (tell, _told) = channel();
+    let (sender, _receiver) = channel();
     let manager = Manager::new(Config { grace: Nanos::ZERO, ..Config::default() });
-    let service = ConnectionService::start(&near, manager, Refusals(tell)).unwrap();
-    let comes = |number: u32, from: IpAddr| {
+    let service = ConnectionService::start(&local, manager, Refusals(sender)).unwrap();
+    let arrives = |number: u32, from: IpAddr| {
         let arrival = Arrival { route: Route::new(ip(1), from), src_qp: Qpn::GSI };
         service.with(|manager, _, now| manager.handle_mad(now, &request(number, from, ip(1)), &arrival));
     };
     for round in 0..4 {
         for silent in 3..=250 {
-            comes(1000 * round + silent, ip(silent));
+            arrives(1000 * round + silent, ip(silent));
         }
         // Silent hosts are resolved in turn, a few at a time.
         thread::sleep(Duration::from_millis(20));
     }
-    let heard = (0..100).any(|number| {
-        comes(10_000 + number, ip(2));
+    let is_answered = (0..100).any(|number| {
+        arrives(10_000 + number, ip(2));
         let mut bytes = [0; 4096];
         there.recv(&mut bytes).is_ok()
     });
-    assert!(heard, "no answer to who is there");
-    let dropped = near.counters().into_iter().find(|(name, _)| *name == "tx_management_dropped");
+    assert!(is_answered, "no answer to who is there");
+    let dropped = local.counters().into_iter().find(|(name, _)| *name == "tx_management_dropped");
     assert_eq!(dropped.map(|(_, count)| count), Some(0));
 }

@@ -38,8 +38,8 @@ fn programs_inherit_no_descriptor_of_a_device() {
         let device = wire.a.run(|| open(port, "left", &DeviceConfig::default())).expect("the namespace");
         // A test beside this one may be opening an AF_XDP socket, which libxdp makes without the flag.
         let until = Instant::now() + PATIENCE;
-        while let Some(left) = inherited().difference(&before).next() {
-            assert!(Instant::now() < until, "{port}: {left:?}");
+        while let Some(leaked) = inherited().difference(&before).next() {
+            assert!(Instant::now() < until, "{port}: {leaked:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
         drop(device);

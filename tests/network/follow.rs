@@ -135,10 +135,10 @@ fn addresses_mtu_and_link_state_are_followed() {
     eventually("the path MTU follows", || device.largest_mtu() == Mtu::Mtu1024);
     assert_eq!(device.port().mtu, 1500);
 
-    let mut far = Links::open_in(&there).expect("netlink");
-    far.set_up("veth0", false).expect("down");
+    let mut remote = Links::open_in(&there).expect("netlink");
+    remote.set_up("veth0", false).expect("down");
     eventually("the loss of the link is told", || saw(&device, EventKind::PortError));
-    far.set_up("veth0", true).expect("up");
+    remote.set_up("veth0", true).expect("up");
     eventually("its return is told", || saw(&device, EventKind::PortActive));
 }
 
@@ -146,13 +146,13 @@ fn addresses_mtu_and_link_state_are_followed() {
 fn lowered_mtu_fails_only_the_qp() {
     let test = "lowered_mtu_fails_only_the_qp";
     let Some((here, there)) = network(test, "shrink") else { return };
-    let (near, far) = (open_xdp(&here), open_xdp(&there));
-    let (a, b) = connected(&near, &far);
+    let (local, remote) = (open_xdp(&here), open_xdp(&there));
+    let (a, b) = connected(&local, &remote);
     assert!(a.send_to(&b));
     Links::open_in(&here).expect("netlink").set_mtu("veth0", 1500).expect("an MTU");
     eventually("the QP fails", || a.qp.query().expect("a status").state == QpState::Err);
-    assert!(saw_qp(&near, &a, EventKind::QpFatal));
-    let (c, d) = connected(&near, &far);
+    assert!(saw_qp(&local, &a, EventKind::QpFatal));
+    let (c, d) = connected(&local, &remote);
     assert!(c.send_to(&d), "a new connection takes the path MTU that fits");
 }
 
@@ -164,20 +164,20 @@ fn saw_qp(device: &Device, end: &End, wanted: EventKind) -> bool {
 fn station_address_change_keeps_connections() {
     let test = "station_address_change_keeps_connections";
     let Some((here, there)) = network(test, "station") else { return };
-    let (near, far) = (open_xdp(&here), open_xdp(&there));
-    let (a, b) = connected(&near, &far);
+    let (local, remote) = (open_xdp(&here), open_xdp(&there));
+    let (a, b) = connected(&local, &remote);
     assert!(a.send_to(&b));
     let (old, new) = (mac(&there), [2, 0x79, 0, 0, 0, 9]);
     assert_ne!(old, new);
     let mut links = Links::open_in(&there).expect("netlink");
     links.set_mac("veth0", new).expect("an address");
-    eventually("the device has it", || far.port().mac == new);
+    eventually("the device has it", || remote.port().mac == new);
     // The kernel may keep the old address until it solicits again: set the new one, as an administrator of both ends would.
-    let mut near_links = Links::open_in(&here).expect("netlink");
-    near_links.add_neighbour("veth0", "10.79.0.2".parse().expect("an address"), new).expect("a neighbour");
-    let goes_to = |device: &Device| device.qps()[0].attributes.av.expect("a path");
-    eventually("its frames come from there", || goes_to(&far).smac == new);
-    eventually("the peer's frames go there", || goes_to(&near).dmac == new);
+    let mut local_links = Links::open_in(&here).expect("netlink");
+    local_links.add_neighbour("veth0", "10.79.0.2".parse().expect("an address"), new).expect("a neighbour");
+    let destination_of = |device: &Device| device.qps()[0].attributes.av.expect("a path");
+    eventually("its frames come from there", || destination_of(&remote).smac == new);
+    eventually("the peer's frames go there", || destination_of(&local).dmac == new);
     assert!(a.send_to(&b) && b.send_to(&a));
 }
 
@@ -187,11 +187,11 @@ fn device_opened_without_carrier_connects_later() {
     let Some((here, there)) = network(test, "carrier") else { return };
     let mut links = Links::open_in(&there).expect("netlink");
     links.set_up("veth0", false).expect("down");
-    let near = open_xdp(&here);
+    let local = open_xdp(&here);
     links.set_up("veth0", true).expect("up");
-    let far = open_xdp(&there);
-    eventually("the link is up", || saw(&near, EventKind::PortActive));
-    let (a, b) = connected(&near, &far);
+    let remote = open_xdp(&there);
+    eventually("the link is up", || saw(&local, EventKind::PortActive));
+    let (a, b) = connected(&local, &remote);
     assert!(a.send_to(&b));
 }
 
@@ -200,11 +200,11 @@ fn neighbours_are_released_on_close() {
     let Some((here, there)) = network("neighbours_are_released_on_close", "release") else {
         return;
     };
-    let (near, far) = (open_xdp(&here), open_xdp(&there));
-    let (a, b) = connected(&near, &far);
+    let (local, remote) = (open_xdp(&here), open_xdp(&there));
+    let (a, b) = connected(&local, &remote);
     assert!(a.send_to(&b));
     assert!(manages_the_neighbour(&here));
-    drop((a, b, near, far));
+    drop((a, b, local, remote));
     assert!(!manages_the_neighbour(&here));
 }
 
@@ -220,15 +220,15 @@ fn neighbours_are_requested_again_after_link_up() {
     let Some((here, _there)) = network("neighbours_are_requested_again_after_link_up", "again") else {
         return;
     };
-    let near = open_xdp(&here);
-    let pd = near.alloc_pd().expect("a domain");
+    let local = open_xdp(&here);
+    let pd = local.alloc_pd().expect("a domain");
     let ip: IpAddr = "10.79.0.2".parse().expect("an address");
-    let from = has(&near, "10.79.0.1").expect("its own");
+    let from = has(&local, "10.79.0.1").expect("its own");
     let _handle = pd.create_ah(from, ip.into(), &AhOptions::default()).expect("it answers");
     assert!(manages_the_neighbour(&here));
     let mut links = Links::open_in(&here).expect("netlink");
     links.set_up("veth0", false).expect("down");
-    eventually("it is told that the link is down", || saw(&near, EventKind::PortError));
+    eventually("it is told that the link is down", || saw(&local, EventKind::PortError));
     assert!(!manages_the_neighbour(&here), "the kernel has forgotten it");
     links.set_up("veth0", true).expect("up");
     eventually("the kernel keeps it again", || manages_the_neighbour(&here));
@@ -240,19 +240,19 @@ fn socket_device_follows_its_interface() {
         return;
     };
     let config = UdpConfig { interface: Some("veth0".into()), ..UdpConfig::default() };
-    let (near, far) = (open_udp(&here, &config), open_udp(&there, &config));
+    let (local, remote) = (open_udp(&here, &config), open_udp(&there, &config));
     let mut links = Links::open_in(&here).expect("netlink");
     links.add_address("veth0", address("10.79.0.9/24")).expect("an address");
-    eventually("the new address is a GID", || has(&near, "10.79.0.9").is_some());
-    let (a, b) = connected(&near, &far);
+    eventually("the new address is a GID", || has(&local, "10.79.0.9").is_some());
+    let (a, b) = connected(&local, &remote);
     assert!(a.send_to(&b));
     links.set_mtu("veth0", 1500).expect("an MTU");
     eventually("the QP fails", || a.qp.query().expect("a status").state == QpState::Err);
-    assert_eq!((near.port().mtu, near.largest_mtu()), (1500, Mtu::Mtu1024));
+    assert_eq!((local.port().mtu, local.largest_mtu()), (1500, Mtu::Mtu1024));
     links.set_mtu("veth0", 4200).expect("an MTU");
-    eventually("the path MTU follows", || near.largest_mtu() == Mtu::Mtu4096);
+    eventually("the path MTU follows", || local.largest_mtu() == Mtu::Mtu4096);
     Links::open_in(&there).expect("netlink").set_up("veth0", false).expect("down");
-    eventually("the loss of the link is told", || saw(&near, EventKind::PortError));
+    eventually("the loss of the link is told", || saw(&local, EventKind::PortError));
 
     // Explicitly configured addresses and MTU stay.
     let chosen = UdpConfig {
@@ -265,7 +265,7 @@ fn socket_device_follows_its_interface() {
     links.add_address("veth0", address("10.79.0.10/24")).expect("an address");
     links.set_mtu("veth0", 1500).expect("an MTU");
     eventually("the other device sees both", || {
-        has(&near, "10.79.0.10").is_some() && near.largest_mtu() == Mtu::Mtu1024
+        has(&local, "10.79.0.10").is_some() && local.largest_mtu() == Mtu::Mtu1024
     });
     assert_eq!((fixed.gids().len(), fixed.largest_mtu()), (1, Mtu::Mtu4096));
 }
@@ -297,7 +297,7 @@ fn dropping_the_last_handle_frees_the_port() {
     let device = open_udp(&here, &config);
     let (begins, begun) = channel();
     // The follower thread is in the middle of answering a reader of the device.
-    device.tell_cm_ids(Box::new(move || {
+    device.set_cm_ids(Box::new(move || {
         begins.send(()).expect("the test waits");
         std::thread::sleep(Duration::from_millis(200));
         Vec::new()
@@ -340,12 +340,12 @@ fn missing_descriptors_are_reported_with_purpose() {
         (used + 1..).map_while(with).collect()
     };
     // Everything runs in the namespace: entering it takes a descriptor, too.
-    let said = std::thread::scope(|scope| scope.spawn(tries).join()).expect("no panic");
-    assert!(said.len() > 5, "{said:?}");
-    for error in &said {
+    let message = std::thread::scope(|scope| scope.spawn(tries).join()).expect("no panic");
+    assert!(message.len() > 5, "{message:?}");
+    for error in &message {
         let (what, _) = error.split_once(": ").unwrap_or_default();
         assert!(what.len() > 8 && !what.contains("following"), "{error}");
     }
-    assert!(said.iter().any(|error| error.contains("veth0")), "{said:#?}");
-    println!("{said:#?}");
+    assert!(message.iter().any(|error| error.contains("veth0")), "{message:#?}");
+    println!("{message:#?}");
 }

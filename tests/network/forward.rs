@@ -151,10 +151,10 @@ fn only_frames_dropped_by_the_queue_vanish() {
         }
     }
     to.set_read_timeout(Some(Duration::from_millis(1500))).expect("a time");
-    let mut came = 0;
+    let mut received = 0;
     let mut bytes = [0; 2000];
     while to.recv_from(&mut bytes).is_ok() {
-        came += 1;
+        received += 1;
     }
     let forwarder = site.stop();
     let switch = forwarder.fabric().switch(0);
@@ -162,5 +162,5 @@ fn only_frames_dropped_by_the_queue_vanish() {
     let dropped = queue.drops.all();
     assert!(dropped > 100, "{dropped}");
     assert_eq!((queue.offered, queue.queued()), (2 * FRAMES as u64, 0));
-    assert_eq!((came, came + dropped), (queue.sent, queue.offered));
+    assert_eq!((received, received + dropped), (queue.sent, queue.offered));
 }

@@ -204,8 +204,8 @@ fn misdelivered_datagrams_are_handed_over() {
         }
         let frame = second.rx_frame(0).frame.to_vec();
         let from: SocketAddr = sender.local_addr().expect("an address");
-        let far: IpAddr = FAR.parse().expect("an address");
-        assert_eq!(frame[6..12], synthetic_mac(far));
+        let remote: IpAddr = FAR.parse().expect("an address");
+        assert_eq!(frame[6..12], synthetic_mac(remote));
         assert_eq!((&frame[26..30], &frame[30..34]), (&[10, 77, 0, 2][..], &[10, 77, 0, 1][..]));
         assert_eq!(frame[34..36], from.port().to_be_bytes());
     });

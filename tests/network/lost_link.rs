@@ -74,18 +74,18 @@ fn lose(wire: &Wire, loss: Loss) {
 fn writes_fail(port: &str, open: Open, loss: Loss) {
     let wire = Wire::new(&format!("lost-{port}-{loss:?}").to_lowercase(), 1500, 1);
     let opened = |ns: &NetNs, name: &str| ns.run(|| open(name)).unwrap().unwrap();
-    let (near, far) = (opened(&wire.a, "left"), opened(&wire.b, "right"));
-    let (a, b) = connected(&near, &far).expect("a path");
+    let (local, remote) = (opened(&wire.a, "left"), opened(&wire.b, "right"));
+    let (a, b) = connected(&local, &remote).expect("a path");
     post_write(&a, &b);
     assert_eq!(status(&a), Some(WcStatus::Success));
     lose(&wire, loss);
     if loss != Loss::Down {
         let until = Instant::now() + LIMIT;
-        while !near.has_lost_interface() {
+        while !local.has_lost_interface() {
             assert!(Instant::now() < until, "{port}, {loss:?}: the device is gone");
             std::thread::sleep(Duration::from_millis(5));
         }
-        let refused = near.alloc_pd().unwrap_err();
+        let refused = local.alloc_pd().unwrap_err();
         assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
     }
     (0..WRITES).for_each(|_| post_write(&a, &b));
@@ -95,7 +95,7 @@ fn writes_fail(port: &str, open: Open, loss: Loss) {
     assert_eq!(a.qp.query().unwrap().state, QpState::Err);
     if loss != Loss::Down {
         let fatal = [AsyncEvent::Device(EventKind::DeviceFatal), AsyncEvent::Port(EventKind::PortError)];
-        let events: Vec<_> = std::iter::from_fn(|| near.event()).filter(|e| fatal.contains(e)).collect();
+        let events: Vec<_> = std::iter::from_fn(|| local.event()).filter(|e| fatal.contains(e)).collect();
         // The interface may have been seen to go down before.
         assert!(events.ends_with(&fatal), "{port}, {loss:?}: {events:?}");
         return;
@@ -103,7 +103,7 @@ fn writes_fail(port: &str, open: Open, loss: Loss) {
     Links::open_in(&wire.a).unwrap().set_up("left", true).unwrap();
     let until = Instant::now() + LIMIT;
     let passes = || {
-        let Some((a, b)) = connected(&near, &far) else { return false };
+        let Some((a, b)) = connected(&local, &remote) else { return false };
         post_write(&a, &b);
         status(&a) == Some(WcStatus::Success)
     };

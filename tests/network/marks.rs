@@ -51,12 +51,12 @@ fn open(port: &str, namespace: &NetNs, congestion: CongestionConfig) -> Device {
 }
 
 fn endpoint(end: &End, device: &Device, ipv4: bool) -> Endpoint {
-    let found = device.gids().into_iter().find(|e| {
+    let entry = device.gids().into_iter().find(|e| {
         let ip = e.gid.to_ip();
         // The configured address, not the link-local one.
         ip.is_ipv4() == ipv4 && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
     });
-    end.qp.endpoint(found.expect("a GID").index).expect("an endpoint")
+    end.qp.endpoint(entry.expect("a GID").index).expect("an endpoint")
 }
 
 fn connect(devices: [&Device; 2], ipv4: bool, options: [&ConnectOptions; 2]) -> [End; 2] {
@@ -79,35 +79,35 @@ fn marks_are_answered_over_both_ports() {
     let Some(ends) = network(NAME, "marks") else { return };
     for (port, ipv4) in [("xdp", true), ("xdp", false), ("udp", true), ("udp", false)] {
         let what = format!("{port}, IPv{}", if ipv4 { 4 } else { 6 });
-        let near = open(port, &ends[0], dcqcn());
-        let far = open(port, &ends[1], CongestionConfig::default());
+        let local = open(port, &ends[0], dcqcn());
+        let remote = open(port, &ends[1], CongestionConfig::default());
         let marked =
             ConnectOptions { traffic_class: 26 << 2 | 3, path_mtu: Some(Mtu::Mtu1024), ..Default::default() };
         let plain = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
-        let [a, b] = connect([&near, &far], ipv4, [&marked, &plain]);
+        let [a, b] = connect([&local, &remote], ipv4, [&marked, &plain]);
         a.post(&b, WrOpcode::Write, LENGTH);
         assert_eq!(a.status(), WcStatus::Success);
         let data = LENGTH as u64 / 1024;
-        let seen = counter(&far, "np_ecn_marked_roce_packets");
+        let seen = counter(&remote, "np_ecn_marked_roce_packets");
         assert!(seen >= data, "{what}: {seen} of {data} marks");
-        let sent = counter(&far, "np_cnp_sent");
+        let sent = counter(&remote, "np_cnp_sent");
         assert!((1..=seen).contains(&sent), "{what}: {sent} notifications");
         // The last notification may still be under way.
         let until = Instant::now() + PATIENCE;
-        let heard = || counter(&near, "rp_cnp_handled") + counter(&near, "rp_cnp_ignored");
-        while heard() < sent {
-            near.poll();
-            assert!(Instant::now() < until, "{what}: {} of {sent} notifications", heard());
+        let notifications = || counter(&local, "rp_cnp_handled") + counter(&local, "rp_cnp_ignored");
+        while notifications() < sent {
+            local.poll();
+            assert!(Instant::now() < until, "{what}: {} of {sent} notifications", notifications());
         }
-        assert_eq!(heard(), sent, "{what}");
-        assert!(counter(&near, "rp_cnp_handled") >= 1, "{what}");
+        assert_eq!(notifications(), sent, "{what}");
+        assert!(counter(&local, "rp_cnp_handled") >= 1, "{what}");
         let log: Vec<String> = a.qp.log().expect("a log").iter().map(ToString::to_string).collect();
         assert!(
             log.iter().any(|line| line.contains("congestion notification: rate 1 Gb/s -> 500 Mb/s")),
             "{what}: {log:#?}"
         );
         // Packets in the reverse direction are not marked.
-        assert_eq!((counter(&near, "np_cnp_sent"), counter(&far, "rp_cnp_handled")), (0, 0), "{what}");
+        assert_eq!((counter(&local, "np_cnp_sent"), counter(&remote, "rp_cnp_handled")), (0, 0), "{what}");
     }
 }
 
@@ -129,24 +129,24 @@ fn pfc_stops_only_its_priority() {
     let classes = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
     // A quantum is 512 bits: at 400 Mb/s, 65,535 quanta are 84 ms.
     let line_rate = Some(Rate::from_mbps(400.0));
-    let [near, far] = [0, 1].map(|end| open("xdp", &ends[end], CongestionConfig::default()));
+    let [local, remote] = [0, 1].map(|end| open("xdp", &ends[end], CongestionConfig::default()));
     // Changed while the port is open: the port receives such frames from now on.
     let rules = CongestionConfig { classes, line_rate, ..CongestionConfig::default() };
-    near.set_congestion(rules).expect("heeds them");
+    local.set_congestion(rules).expect("heeds them");
     let of_dscp = |dscp: u8| ConnectOptions { traffic_class: dscp << 2, ..ConnectOptions::default() };
     let plain = ConnectOptions::default();
-    let third = connect([&near, &far], true, [&of_dscp(26), &plain]);
-    let first = connect([&near, &far], true, [&of_dscp(0), &plain]);
+    let third = connect([&local, &remote], true, [&of_dscp(26), &plain]);
+    let first = connect([&local, &remote], true, [&of_dscp(0), &plain]);
     let mut quanta = [0; 8];
     quanta[3] = 0xffff;
-    let frame = MacControl::Pfc { enable: 1 << 3, quanta }.build(far.port().mac);
-    let (raw, sent, _pd) = raw_qp(&far);
+    let frame = MacControl::Pfc { enable: 1 << 3, quanta }.build(remote.port().mac);
+    let (raw, sent, _pd) = raw_qp(&remote);
     let began = Instant::now();
     raw.post_send_inline(&SendWr::default(), &frame).expect("room");
     assert_eq!(sent.wait(PATIENCE).map(|wc| wc.status), Some(WcStatus::Success));
     let until = Instant::now() + PATIENCE;
-    while counter(&near, "rx_prio3_pause") == 0 {
-        near.poll();
+    while counter(&local, "rx_prio3_pause") == 0 {
+        local.poll();
         assert!(Instant::now() < until, "the frame is taken from the link");
     }
     third[0].post(&third[1], WrOpcode::Write, 4096);
@@ -163,7 +163,7 @@ fn pfc_stops_only_its_priority() {
     }
     let paused = began.elapsed();
     assert!(paused >= Duration::from_millis(83), "{paused:?}");
-    assert_eq!(counter(&near, "rx_prio3_pause_duration"), 83_884);
+    assert_eq!(counter(&local, "rx_prio3_pause_duration"), 83_884);
 }
 
 /// A receiver that is not polled sends PAUSE as its ring fills. The sender honours it, and no frame is lost.
@@ -176,9 +176,9 @@ fn full_receive_ring_pauses_the_neighbour() {
         line_rate: Some(Rate::from_gbps(1.0)),
         ..CongestionConfig::default()
     };
-    let near = open("xdp", &ends[0], with("pfc=0"));
+    let local = open("xdp", &ends[0], with("pfc=0"));
     let namespace = &ends[1];
-    let far = namespace
+    let remote = namespace
         .run(|| {
             let config =
                 DeviceConfig { congestion: with("send_pfc=0,xoff=2"), ..DeviceConfig::caller_only() };
@@ -187,24 +187,24 @@ fn full_receive_ring_pauses_the_neighbour() {
         .expect("the namespace")
         .expect("a device");
     let plain = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), timeout: 20, ..ConnectOptions::default() };
-    let [a, b] = connect([&near, &far], true, [&plain, &plain]);
+    let [a, b] = connect([&local, &remote], true, [&plain, &plain]);
     // The far ring holds a window of packets, none of which has been taken yet.
     a.post(&b, WrOpcode::Write, LENGTH);
     let until = Instant::now() + PATIENCE;
-    while counter(&near, "sent_pkts") < 100 {
-        near.poll();
-        assert!(Instant::now() < until, "{} packets sent", counter(&near, "sent_pkts"));
+    while counter(&local, "sent_pkts") < 100 {
+        local.poll();
+        assert!(Instant::now() < until, "{} packets sent", counter(&local, "sent_pkts"));
     }
     let done = Instant::now() + PATIENCE;
     while a.cq.poll(&mut [Wc::default()]) == 0 {
-        far.poll();
+        remote.poll();
         assert!(Instant::now() < done, "the WRITE is done");
     }
-    assert!(counter(&far, "tx_prio_pause") >= 1);
-    while counter(&far, "tx_prio_resume") == 0 || counter(&near, "rx_prio0_pause") < 2 {
-        far.poll();
-        near.poll();
+    assert!(counter(&remote, "tx_prio_pause") >= 1);
+    while counter(&remote, "tx_prio_resume") == 0 || counter(&local, "rx_prio0_pause") < 2 {
+        remote.poll();
+        local.poll();
         assert!(Instant::now() < done, "stopped, and let go on");
     }
-    assert_eq!(counter(&near, "retransmitted_packets"), 0);
+    assert_eq!(counter(&local, "retransmitted_packets"), 0);
 }

@@ -78,9 +78,9 @@ fn play(port: &str, ends: &[NetNs; 2], addresses: [&[IpAddr]; 2], group: IpAddr)
     let there = open(port, &ends[1], addresses[1]);
     let gid = Gid::from(group);
     let (sender, neighbour) = (Member::new(&here), Member::new(&here));
-    let far = [Member::new(&there), Member::new(&there)];
-    let stranger = Member::new(&there);
-    for member in [&sender, &neighbour, &far[0], &far[1]] {
+    let remote = [Member::new(&there), Member::new(&there)];
+    let other_group = Member::new(&there);
+    for member in [&sender, &neighbour, &remote[0], &remote[1]] {
         member.qp.attach_multicast(gid).unwrap_or_else(|e| panic!("{what}: {e}"));
     }
     assert!(kernel_has(&ends[1], group), "{what}: the kernel is in the group");
@@ -91,17 +91,17 @@ fn play(port: &str, ends: &[NetNs; 2], addresses: [&[IpAddr]; 2], group: IpAddr)
         sender.qp.post_send_inline(&wr, &[n; 5]).expect("room");
         let patience = Duration::from_secs(10);
         assert_eq!(sender.cq.wait(patience).map(|wc| wc.status), Some(WcStatus::Success), "{what}");
-        for member in [&neighbour, &far[0], &far[1]] {
+        for member in [&neighbour, &remote[0], &remote[1]] {
             assert_eq!(member.next(patience).as_deref(), Some(&[n; 5][..]), "{what}");
         }
     }
     let soon = Duration::from_millis(20);
-    for nobody in [&sender, &neighbour, &far[0], &stranger] {
+    for nobody in [&sender, &neighbour, &remote[0], &other_group] {
         assert_eq!(nobody.next(soon), None, "{what}: no second copy, and none for the sender or non-members");
     }
-    far[0].qp.detach_multicast(gid).expect("a member");
+    remote[0].qp.detach_multicast(gid).expect("a member");
     assert!(kernel_has(&ends[1], group), "{what}: one is still in it");
-    drop(far);
+    drop(remote);
     let until = Instant::now() + Duration::from_secs(5);
     while kernel_has(&ends[1], group) {
         assert!(Instant::now() < until, "{what}: the kernel leaves with the last member");

@@ -130,14 +130,14 @@ fn only_namespaces_of_dead_owners_are_removed() {
     let dead = child.id();
     child.wait().unwrap();
     let keeper = NetNs::create("keeper").unwrap();
-    let kept = Path::new("/run/netns").join(keeper.name().unwrap());
+    let namespace_file = Path::new("/run/netns").join(keeper.name().unwrap());
     let orphan = format!("/run/netns/roxie-{dead}-orphan");
     std::fs::write(&orphan, "").unwrap();
     let foreign = format!("/run/netns/roxie-test-{dead}");
     std::fs::write(&foreign, "").unwrap();
     drop(NetNs::create("sweeper").unwrap());
     assert!(!Path::new(&orphan).exists());
-    assert!(kept.exists() && Path::new(&foreign).exists());
+    assert!(namespace_file.exists() && Path::new(&foreign).exists());
     std::fs::remove_file(foreign).unwrap();
 }
 
@@ -153,8 +153,8 @@ fn bridges_and_taps_are_created_and_deleted() {
     links.create_veth("v0", &a, "v1", 1).unwrap();
     links.set_bridge("tap0", "br0").unwrap();
     links.set_bridge("v0", "br0").unwrap();
-    let look = |name| a.run(|| Interface::by_name(name)).unwrap().unwrap();
-    assert_eq!((look("br0").driver.as_str(), look("tap0").driver.as_str()), ("bridge", "tun"));
+    let interface = |name| a.run(|| Interface::by_name(name)).unwrap().unwrap();
+    assert_eq!((interface("br0").driver.as_str(), interface("tap0").driver.as_str()), ("bridge", "tun"));
     links.delete("tap0").unwrap();
     assert!(!a.run(interface_names).unwrap().contains(&"tap0".to_owned()));
     let e = links.delete("tap0").unwrap_err();
@@ -162,7 +162,7 @@ fn bridges_and_taps_are_created_and_deleted() {
 }
 
 /// Returns the changes, without link-local addresses, which the kernel adds by itself.
-fn told(watch: &mut Watch) -> Vec<Change> {
+fn changes_of(watch: &mut Watch) -> Vec<Change> {
     let own = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let mut changes = watch.poll().unwrap();
     changes.retain(|c| !matches!(c, Change::AddressAdded(a) | Change::AddressRemoved(a) if own(&a.ip)));
@@ -174,7 +174,7 @@ fn next(watch: &mut Watch) -> Vec<Change> {
     loop {
         let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
         assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)).unwrap(), 1, "nothing happened");
-        let changes = told(watch);
+        let changes = changes_of(watch);
         if !changes.is_empty() {
             return changes;
         }
@@ -188,14 +188,14 @@ fn watch_reports_each_change_once() {
     }
     let (a, b) = pair("watch");
     let mut watch = a.run(|| Watch::new(&Interface::by_name("left").unwrap()).unwrap()).unwrap();
-    told(&mut watch);
+    changes_of(&mut watch);
     let mut links = Links::open_in(&a).unwrap();
 
     links.add_address("left", addr("198.51.100.7/24")).unwrap();
     let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::from(1000u16)).unwrap(), 1, "the descriptor wakes us");
-    assert_eq!(told(&mut watch), [Change::AddressAdded(addr("198.51.100.7/24"))]);
-    assert_eq!(told(&mut watch), [], "told once");
+    assert_eq!(changes_of(&mut watch), [Change::AddressAdded(addr("198.51.100.7/24"))]);
+    assert_eq!(changes_of(&mut watch), [], "told once");
     let mut quiet = || {
         watch.poll().unwrap();
         poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 0
@@ -204,18 +204,18 @@ fn watch_reports_each_change_once() {
 
     links.set_mtu("left", 2000).unwrap();
     links.delete_address("left", addr("198.51.100.7/24")).unwrap();
-    assert_eq!(told(&mut watch), [Change::Mtu(2000), Change::AddressRemoved(addr("198.51.100.7/24"))]);
+    assert_eq!(changes_of(&mut watch), [Change::Mtu(2000), Change::AddressRemoved(addr("198.51.100.7/24"))]);
 
-    let mut far = Links::open_in(&b).unwrap();
-    far.set_up("right", false).unwrap();
+    let mut remote = Links::open_in(&b).unwrap();
+    remote.set_up("right", false).unwrap();
     // The kernel reports a lost carrier up to a second later (linkwatch).
     assert_eq!(next(&mut watch), [Change::LinkDown], "no carrier while the peer is down");
-    far.set_up("right", true).unwrap();
+    remote.set_up("right", true).unwrap();
     assert_eq!(next(&mut watch), [Change::LinkUp]);
 
-    far.delete("right").unwrap();
+    remote.delete("right").unwrap();
     assert_eq!(next(&mut watch), [Change::Gone]);
-    assert_eq!(told(&mut watch), []);
+    assert_eq!(changes_of(&mut watch), []);
 }
 
 /// Returns the station address of an interface.
@@ -353,8 +353,8 @@ fn unsolicited_neighbours_are_bounded() {
     links.add_route("198.18.0.0/15".parse().unwrap(), ip("192.0.2.71".into())).unwrap();
     neighbours.resolve(&left, key("192.0.2.72"), SOON).unwrap();
     for host in 0..1500 {
-        let stranger = key(&format!("198.18.{}.{}", host / 250, host % 250 + 1));
-        assert_eq!(neighbours.resolve_now(&left, stranger).unwrap(), Some([2, 7, 7, 7, 7, 71]));
+        let unknown_host = key(&format!("198.18.{}.{}", host / 250, host % 250 + 1));
+        assert_eq!(neighbours.resolve_now(&left, unknown_host).unwrap(), Some([2, 7, 7, 7, 7, 71]));
     }
     assert_eq!(neighbours.followed(), 1 + 1024);
     neighbours.poll(&left);
@@ -453,8 +453,8 @@ fn route_interface_or_namespace_sets_the_hop_limit() {
         })
         .unwrap()
     };
-    let found = ["192.0.2.2", "203.0.113.9", "2001:db8::2", "2001:db8:1::9"].map(hops);
-    assert_eq!(found, [70, 99, 80, 99]);
+    let limits = ["192.0.2.2", "203.0.113.9", "2001:db8::2", "2001:db8:1::9"].map(hops);
+    assert_eq!(limits, [70, 99, 80, 99]);
 }
 
 #[test]

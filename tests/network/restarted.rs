@@ -43,14 +43,14 @@ struct Client {
 impl Client {
     /// Starts the connection manager of a host, with IDs of this life.
     fn start(device: &Device, life: u64) -> Client {
-        let (tell, events) = channel();
+        let (sender, events) = channel();
         let manager = Manager::new(Config { seed: life, ca_guid: 7, ..Config::default() });
-        let service = ConnectionService::start(device, manager, Confirms(tell)).expect("QP1");
+        let service = ConnectionService::start(device, manager, Confirms(sender)).expect("QP1");
         Client { service, events }
     }
 
     /// Requests a connection for a QP with this number.
-    fn ask(&self, qpn: Qpn, from: IpAddr, to: SocketAddr) {
+    fn request(&self, qpn: Qpn, from: IpAddr, to: SocketAddr) {
         let qp = LocalQp { qpn, psn: EXPECTED, srq: false };
         let service = ServiceId::of_port(PortSpace::Tcp, to.port());
         let request = ConnectRequest::new(service, Route::new(from, to.ip()), qp, Mtu::Mtu1024);
@@ -73,13 +73,13 @@ fn restarted_peer_connects_within_three_seconds() {
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
     let to = SocketAddr::new(ip(2), PORT);
     for port in ["xdp", "packet", "udp"] {
-        let (near, far) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
-        let manager = ConnectionManager::start(&far).expect("QP1");
+        let (local, remote) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
+        let manager = ConnectionManager::start(&remote).expect("QP1");
         let listener = manager.listen(to, 4).expect("a listener");
         let server = thread::spawn(move || {
             let accept = || {
                 let request = listener.accept(PATIENCE).expect("a device").expect("a request");
-                request.accept(End::new(&far).qp(), &DialOptions::default()).expect("a connection")
+                request.accept(End::new(&remote).qp(), &DialOptions::default()).expect("a connection")
             };
             let old = accept();
             let new = accept();
@@ -87,14 +87,14 @@ fn restarted_peer_connects_within_three_seconds() {
             drop(new);
         });
         let qpn = Qpn::new(17);
-        let client = Client::start(&near, 1);
-        client.ask(qpn, ip(1), to);
+        let client = Client::start(&local, 1);
+        client.request(qpn, ip(1), to);
         client.reply();
         // Forgets the connection without a message.
         drop(client);
-        let client = Client::start(&near, 2);
+        let client = Client::start(&local, 2);
         let begun = Instant::now();
-        client.ask(qpn, ip(1), to);
+        client.request(qpn, ip(1), to);
         client.reply();
         assert!(begun.elapsed() < LIMIT, "over {port}: {:?}", begun.elapsed());
         server.join().unwrap_or_else(|_| panic!("over {port}"));
@@ -108,27 +108,27 @@ fn request_for_live_qp_ends_nothing() {
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
     let to = SocketAddr::new(ip(2), PORT);
     for port in ["xdp", "packet", "udp"] {
-        let (near, far) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
-        let manager = ConnectionManager::start(&far).expect("QP1");
+        let (local, remote) = (open(port, &ends[0], ip(1)), open(port, &ends[1], ip(2)));
+        let manager = ConnectionManager::start(&remote).expect("QP1");
         let listener = manager.listen(to, 4).expect("a listener");
         let server = thread::spawn(move || {
-            let mut end = End::new(&far);
+            let mut end = End::new(&remote);
             let request = listener.accept(PATIENCE).expect("a device").expect("a request");
             let connection = request.accept(end.qp(), &DialOptions::default()).expect("a connection");
             assert_eq!(end.completed(), 5);
             assert!(!connection.wait_for_end(Duration::ZERO));
             assert!(manager.counters().names_connected_qp > 0);
         });
-        let client = Client::start(&near, 1);
-        let mut end = End::new(&near);
+        let client = Client::start(&local, 1);
+        let mut end = End::new(&local);
         let qp = end.qp();
-        client.ask(qp.qpn(), ip(1), to);
+        client.request(qp.qpn(), ip(1), to);
         let (qpn, psn) = client.reply();
         let here = Endpoint::new(qp.qpn(), psn, ip(1).into());
         let there = Endpoint::new(qpn, EXPECTED, ip(2).into());
         let options = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
         qp.connect(&here, &there, &options).expect("a path");
-        client.ask(qp.qpn(), ip(1), to);
+        client.request(qp.qpn(), ip(1), to);
         let event = client.events.recv_timeout(LIMIT);
         assert!(event.is_err(), "over {port}: {event:?}");
         qp.post_send_inline(&SendWr::default(), b"alive").expect("room");

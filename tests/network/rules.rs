@@ -32,22 +32,22 @@ fn routes_obey_rules_by_source_and_class() {
         run_in(&a, "ip", &format!("{family} rule add from {source} lookup 129"));
         run_in(&a, "ip", &format!("{family} rule add tos 0x10 lookup 130"));
 
-        let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
-        let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
+        let interface = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+        let neighbours = a.run(|| Neighbours::open(&interface)).unwrap().unwrap();
         let of_class = RouteKey::new(source.parse().unwrap(), there.parse().unwrap(), 0x12);
         let (by_rule, by_main) = (key_from(source, there), key_from(other, there));
         let foreign = key_from(if family == "-4" { "198.51.100.1" } else { "2001:db8:2::1" }, there);
         for (key, n) in [(by_rule, 72), (by_main, 71), (of_class, 73), (foreign, 71)] {
-            assert_eq!(neighbours.resolve(&left, key, SOON).unwrap(), mac(n), "{key:?}");
-            assert_eq!(neighbours.resolve_now(&left, key).unwrap(), Some(mac(n)), "{key:?}");
+            assert_eq!(neighbours.resolve(&interface, key, SOON).unwrap(), mac(n), "{key:?}");
+            assert_eq!(neighbours.resolve_now(&interface, key).unwrap(), Some(mac(n)), "{key:?}");
         }
         assert_eq!(neighbours.followed(), 4);
-        let hops = [by_rule, by_main].map(|key| neighbours.hop_limit(&left, key));
+        let hops = [by_rule, by_main].map(|key| neighbours.hop_limit(&interface, key));
         assert_eq!(hops, [99, 64]);
-        neighbours.poll(&left);
+        neighbours.poll(&interface);
         links.add_neighbour("left", gateway(72), mac(80)).unwrap();
         wait_readable(&neighbours);
-        assert_eq!(neighbours.poll(&left), [(by_rule, mac(80))], "only the path by that gateway");
+        assert_eq!(neighbours.poll(&interface), [(by_rule, mac(80))], "only the path by that gateway");
     }
 }
 
@@ -64,8 +64,8 @@ fn sockets_wait_for_the_gateway_of_a_rule() {
     ] {
         run_in(&a, "ip", &format!("{family} route add {there} via {gateway} dev left table 129"));
         run_in(&a, "ip", &format!("{family} rule add from {source} lookup 129"));
-        let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
-        let reach = a.run(|| Reach::open(left.index)).unwrap().unwrap();
+        let interface = a.run(|| Interface::by_name("left")).unwrap().unwrap();
+        let reach = a.run(|| Reach::open(interface.index)).unwrap().unwrap();
         assert!(!reach.is_ready(key_from(source, there)));
     }
 }

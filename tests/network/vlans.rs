@@ -44,11 +44,11 @@ fn pair(wire: &Wire, port: &str, roce_v1: bool) -> [Device; 2] {
 
 /// Returns the index of the GID of an address in an encapsulation.
 fn index(device: &Device, address: Ipv4Addr, encapsulation: Encapsulation) -> usize {
-    let found = device
+    let gid = device
         .gids()
         .into_iter()
         .find(|entry| entry.gid.to_ip() == IpAddr::from(address) && entry.encapsulation == encapsulation);
-    found.expect("a GID").index
+    gid.expect("a GID").index
 }
 
 /// Connects two QPs between GIDs in these encapsulations. `options`: of the first.
@@ -176,15 +176,15 @@ fn connection_manager_serves_each_network() {
         }
         let tagged_v1 = Encapsulation { vlan: VLAN, version: RoceVersion::V1 };
         let all = [Encapsulation::default(), Encapsulation::vlan(VLAN), Encapsulation::v1(), tagged_v1];
-        let [near, far] = &devices;
-        let (server, client) = (ConnectionManager::start(far), ConnectionManager::start(near));
+        let [local, remote] = &devices;
+        let (server, client) = (ConnectionManager::start(remote), ConnectionManager::start(local));
         let (server, client) = (server.expect("a manager"), client.expect("a manager"));
         let address = SocketAddr::new(B4.into(), 7174);
         let listener = server.listen(address, 4).expect("a listener");
         thread::scope(|scope| {
             let accepting = scope.spawn(|| {
                 for of in all {
-                    let end = End::new(far, LENGTH);
+                    let end = End::new(remote, LENGTH);
                     end.qp.initialize(Access::LOCAL_WRITE).expect("in RESET");
                     end.qp.post_recv(1, &[end.memory.sge(0, 64)]).expect("room");
                     let request = listener.accept(PATIENCE).expect("no error").expect("a request");
@@ -201,8 +201,8 @@ fn connection_manager_serves_each_network() {
                 }
             });
             for of in all {
-                let End { qp, cq, memory, _pd } = End::new(near, LENGTH);
-                let options = DialOptions { gid_index: Some(index(near, A4, of)), ..DialOptions::default() };
+                let End { qp, cq, memory, _pd } = End::new(local, LENGTH);
+                let options = DialOptions { gid_index: Some(index(local, A4, of)), ..DialOptions::default() };
                 let connection = client.connect(qp, address, &options).expect("connected");
                 memory.write_at(0, b"hello").expect("bytes");
                 connection.qp().post_send(&SendWr::default(), &[memory.sge(0, 5)]).expect("room");
@@ -347,12 +347,12 @@ fn vlan_interface_addresses_become_gids() {
             );
             return;
         }
-        let (Some(near), Some(far)) =
+        let (Some(local), Some(remote)) =
             (open_if_possible(&wire.a, "left", port), open_if_possible(&wire.b, "right", port))
         else {
             continue;
         };
-        let devices = [near, far];
+        let devices = [local, remote];
         let five = Encapsulation::vlan(VLAN);
         // One VLAN is there from the start, the other comes later.
         index(&devices[0], addresses[0], five);
@@ -396,7 +396,7 @@ fn bond_fails_over_without_losing_a_qp() {
                 && ip(end, "link set bond0.5 up");
             assert!(stacked, "a VLAN on the bond");
         }
-        let (Some(near), Some(far)) =
+        let (Some(local), Some(remote)) =
             (open_if_possible(&ends[0], "bond0", port), open_if_possible(&ends[1], "bond0", port))
         else {
             continue;
@@ -405,7 +405,7 @@ fn bond_fails_over_without_losing_a_qp() {
         let refused = ends[0].run(open).unwrap().expect_err("AF_XDP").to_string();
         assert!(refused.starts_with("bond0 is a bond (active-backup)"), "{refused}");
         assert!(refused.contains("(s1, s2)") && refused.contains("--port packet"), "{refused}");
-        let devices = [near, far];
+        let devices = [local, remote];
         let (plain, five) = (Encapsulation::default(), Encapsulation::vlan(VLAN));
         for ((device, address), on_vlan) in devices.iter().zip([A4, B4]).zip(vlan_addresses) {
             await_gid(device, address, plain, true);

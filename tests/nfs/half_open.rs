@@ -15,7 +15,7 @@ use roxie_nfs::server::{Export, MOST_CONNECTIONS, Server};
 use super::PATIENCE;
 
 /// Requests `count` connections of QPs that do not exist, and confirms none.
-fn strangers(near: &Device, to: SocketAddr, count: u32) -> ConnectionService<IgnoreEvents> {
+fn request_connections(near: &Device, to: SocketAddr, count: u32) -> ConnectionService<IgnoreEvents> {
     let manager = Manager::new(Config::default());
     let service = ConnectionService::start(near, manager, IgnoreEvents).expect("QP1");
     let here = near.gid(0).expect("an address").to_ip();
@@ -45,19 +45,19 @@ fn serving_threads() -> usize {
 
 #[test]
 fn unconfirmed_connections_leave_all_places() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-    let far_manager = ConnectionManager::start(&far).expect("a manager");
-    let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+    let remote_manager = ConnectionManager::start(&remote).expect("a manager");
+    let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
     let folder = tempfile::tempdir().expect("a folder");
     let export = Arc::new(Export::open(folder.path()).expect("a folder"));
     let mount = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let server =
-        Server::start(&far, &far_manager, (to, mount), export, Box::new(|_| {})).expect("free ports");
+        Server::start(&remote, &remote_manager, (to, mount), export, Box::new(|_| {})).expect("free ports");
     let (others, count) = (serving_threads(), 4 * MOST_CONNECTIONS as u32);
-    let flood = strangers(&near, to, count);
+    let flood = request_connections(&local, to, count);
     let until = Instant::now() + PATIENCE;
-    while far_manager.counters().sent(Kind::Rep) < 2 * MOST_CONNECTIONS as u64 {
-        assert!(Instant::now() < until, "{:?}", far_manager.counters());
+    while remote_manager.counters().sent(Kind::Rep) < 2 * MOST_CONNECTIONS as u64 {
+        assert!(Instant::now() < until, "{:?}", remote_manager.counters());
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(server.connections(), 0);
@@ -65,7 +65,7 @@ fn unconfirmed_connections_leave_all_places() {
     assert!(serving_threads() < others + MOST_CONNECTIONS, "{} threads, then {}", others, serving_threads());
     drop(flood);
     // All places are those of the client's own address.
-    let manager = ConnectionManager::start(&near).expect("a manager");
-    let client = Client::connect(&near, &manager, to, ClientOptions::default()).expect("a connection");
+    let manager = ConnectionManager::start(&local).expect("a manager");
+    let client = Client::connect(&local, &manager, to, ClientOptions::default()).expect("a connection");
     client.close().expect("the device works");
 }

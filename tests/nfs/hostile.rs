@@ -27,8 +27,8 @@ const RECEIVES: u64 = 8;
 
 impl Bare {
     pub(super) fn new(site: &Site) -> Bare {
-        let pd = site.near.alloc_pd().expect("a domain");
-        let cq = site.near.create_cq(64, None).expect("a queue");
+        let pd = site.local.alloc_pd().expect("a domain");
+        let cq = site.local.create_cq(64, None).expect("a queue");
         let replies = pd.register(RECEIVES as usize * 4096, Access::LOCAL_WRITE).expect("memory");
         let remote = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let memory = pd.register(1 << 17, remote).expect("memory");

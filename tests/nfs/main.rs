@@ -26,24 +26,24 @@ struct Site {
     server: Option<Server>,
     folder: tempfile::TempDir,
     events: Arc<Mutex<Vec<ServerEvent>>>,
-    far: Device,
-    far_manager: ConnectionManager,
-    near: Device,
+    remote: Device,
+    remote_manager: ConnectionManager,
+    local: Device,
     manager: ConnectionManager,
     to: SocketAddr,
 }
 
 impl Site {
     fn new() -> Site {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let (manager, far_manager) = (
-            ConnectionManager::start(&near).expect("a manager"),
-            ConnectionManager::start(&far).expect("a manager"),
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let (manager, remote_manager) = (
+            ConnectionManager::start(&local).expect("a manager"),
+            ConnectionManager::start(&remote).expect("a manager"),
         );
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
         let folder = tempfile::tempdir().expect("a folder");
         let events = Arc::default();
-        let mut site = Site { server: None, folder, events, far, far_manager, near, manager, to };
+        let mut site = Site { server: None, folder, events, remote, remote_manager, local, manager, to };
         site.start();
         site
     }
@@ -53,7 +53,7 @@ impl Site {
         let mount = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let events = Arc::clone(&self.events);
         let report = Box::new(move |event| events.lock().expect("no panic").push(event));
-        let server = Server::start(&self.far, &self.far_manager, (self.to, mount), export, report);
+        let server = Server::start(&self.remote, &self.remote_manager, (self.to, mount), export, report);
         self.server = Some(server.expect("a free port"));
     }
 
@@ -66,7 +66,7 @@ impl Site {
     }
 
     fn connect(&self) -> Client {
-        Client::connect(&self.near, &self.manager, self.to, ClientOptions::default()).expect("a connection")
+        Client::connect(&self.local, &self.manager, self.to, ClientOptions::default()).expect("a connection")
     }
 
     fn mount(&self, path: &str) -> Result<FileHandle, ClientError> {

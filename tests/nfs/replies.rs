@@ -28,7 +28,7 @@ type Answer = Option<(Header, Vec<u8>)>;
 
 /// A server that takes one connection, and answers each call but NULL as a function says.
 struct Odd {
-    near: Device,
+    local: Device,
     manager: ConnectionManager,
     to: SocketAddr,
     thread: Option<JoinHandle<()>>,
@@ -41,14 +41,15 @@ impl Odd {
 
     /// Replies to each call but NULL by this work request.
     fn replying_by(by: SendWr, mut answer: impl FnMut(Called) -> Answer + Send + 'static) -> Odd {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let manager = ConnectionManager::start(&near).expect("a manager");
-        let far_manager = ConnectionManager::start(&far).expect("a manager");
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
-        let listener = far_manager.listen(to, 4).expect("a free port");
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let manager = ConnectionManager::start(&local).expect("a manager");
+        let remote_manager = ConnectionManager::start(&remote).expect("a manager");
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
+        let listener = remote_manager.listen(to, 4).expect("a free port");
         let thread = std::thread::spawn(move || {
             let request = listener.accept(PATIENCE).expect("the device works").expect("a request");
-            let (pd, cq) = (far.alloc_pd().expect("a domain"), far.create_cq(64, None).expect("a queue"));
+            let (pd, cq) =
+                (remote.alloc_pd().expect("a domain"), remote.create_cq(64, None).expect("a queue"));
             let memory = pd.register(32 * 4096, Access::LOCAL_WRITE).expect("memory");
             let qp = pd.queue_pair(&cq).create().expect("a QP");
             qp.initialize(Access::LOCAL_WRITE).expect("a QP");
@@ -90,7 +91,7 @@ impl Odd {
                 connection.qp().post_recv(wc.wr_id, &[receive]).expect("room");
             }
         });
-        Odd { near, manager, to, thread: Some(thread) }
+        Odd { local, manager, to, thread: Some(thread) }
     }
 
     fn connect(&self) -> Client {
@@ -99,7 +100,7 @@ impl Odd {
 
     fn connect_for(&self, timeout: Duration) -> Client {
         let options = ClientOptions { timeout, ..ClientOptions::default() };
-        Client::connect(&self.near, &self.manager, self.to, options).expect("a connection")
+        Client::connect(&self.local, &self.manager, self.to, options).expect("a connection")
     }
 }
 
@@ -157,8 +158,8 @@ fn wrong_replies_are_told() {
         (|_| None, "closed the connection"),
     ];
     for (answer, expected) in cases {
-        let said = error(answer).to_string();
-        assert!(said.contains(expected), "{said} instead of {expected}");
+        let refusal = error(answer).to_string();
+        assert!(refusal.contains(expected), "{refusal} instead of {expected}");
     }
 }
 
@@ -166,8 +167,8 @@ fn wrong_replies_are_told() {
 fn write_with_immediate_ends_the_client() {
     let by = SendWr::write(0, RKey(0)).imm(0);
     let odd = Odd::replying_by(by, |called| Some(success(called.header.xid, &[])));
-    let said = odd.connect().attributes(&file(), "/file").expect_err("no reply").to_string();
-    assert!(said.contains("RecvWriteImm"), "{said}");
+    let message = odd.connect().attributes(&file(), "/file").expect_err("no reply").to_string();
+    assert!(message.contains("RecvWriteImm"), "{message}");
 }
 
 /// Answers GETATTR with a file of this size.
@@ -195,8 +196,8 @@ fn unanswered_read_bounds_what_is_kept() {
     });
     let mut out = Vec::new();
     let read = odd.connect_for(Duration::from_millis(500)).read_file(&file(), "/file", 512, &mut out, |_| {});
-    let said = read.expect_err("the first part does not come").to_string();
-    assert!(reads.load(Relaxed) <= 64, "{} READs: {said}", reads.load(Relaxed));
+    let message = read.expect_err("the first part does not come").to_string();
+    assert!(reads.load(Relaxed) <= 64, "{} READs: {message}", reads.load(Relaxed));
     assert!(out.is_empty());
 }
 
@@ -215,8 +216,8 @@ fn chunks_longer_than_offered_are_told() {
             Some((header(xid, Body::Message(chunks)), message(xid, Outcome::Success, &results)))
         });
         let read = odd.connect().read_file(&file(), "/file", 64 << 10, &mut Vec::new(), |_| {});
-        let said = read.expect_err("too long").to_string();
-        assert!(said.contains(expected), "{said}");
+        let refusal = read.expect_err("too long").to_string();
+        assert!(refusal.contains(expected), "{refusal}");
     }
 }
 

@@ -14,12 +14,12 @@ use super::{DISK, Initiator, PATIENCE, Site, options};
 #[test]
 fn unconfirmed_queues_leave_all_places() {
     let site = Site::new();
-    let Site { target, subsystem: _subsystem, far: _far, far_manager, near, manager, to } = site;
+    let Site { target, subsystem: _subsystem, remote: _remote, remote_manager, local, manager, to } = site;
     let target = target.expect("it runs");
     // The device has one QP1.
     drop(manager);
-    let flood = ConnectionService::start(&near, Manager::new(Config::default()), IgnoreEvents).expect("QP1");
-    let here = near.gid(0).expect("an address").to_ip();
+    let flood = ConnectionService::start(&local, Manager::new(Config::default()), IgnoreEvents).expect("QP1");
+    let here = local.gid(0).expect("an address").to_ip();
     let header = CmaHeader { source: here, source_port: 7, destination: to.ip() }.to_bytes();
     let queue = QueueRequest { queue: 0, receives: 32, sends: 31 }.to_bytes();
     for number in 0..500 {
@@ -32,13 +32,13 @@ fn unconfirmed_queues_leave_all_places() {
         flood.with(|manager, _, now| manager.connect(now, &request)).expect("room");
     }
     let until = Instant::now() + PATIENCE;
-    while far_manager.counters().sent(Kind::Rep) < 128 {
-        assert!(Instant::now() < until, "{:?}", far_manager.counters());
+    while remote_manager.counters().sent(Kind::Rep) < 128 {
+        assert!(Instant::now() < until, "{:?}", remote_manager.counters());
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(target.connections(), 0);
     drop(flood);
-    let manager = ConnectionManager::start(&near).expect("a manager");
-    let host = Initiator::connect(&near, &manager, to, options(DISK));
+    let manager = ConnectionManager::start(&local).expect("a manager");
+    let host = Initiator::connect(&local, &manager, to, options(DISK));
     host.expect("a connection beside unconfirmed ones");
 }

@@ -17,7 +17,7 @@ const RECEIVES: u16 = 64;
 impl Raw {
     fn of(site: &Site) -> Raw {
         let request = QueueRequest { queue: 0, receives: 64, sends: 31 };
-        let raw = Raw::connect(&site.near, &site.manager, site.to, &request, PATIENCE);
+        let raw = Raw::connect(&site.local, &site.manager, site.to, &request, PATIENCE);
         (0..RECEIVES).for_each(|slot| raw.receive(slot));
         raw
     }

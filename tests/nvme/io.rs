@@ -151,8 +151,8 @@ fn restarted_target_has_all_flushed_blocks() {
         matches!(error, InitiatorError::Closed | InitiatorError::Lost(_) | InitiatorError::Post(_)),
         "{error}"
     );
-    let gone = site.connect_as(options(DISK)).expect_err("no target listens");
-    assert!(matches!(gone, InitiatorError::Dial(_)), "{gone}");
+    let refused = site.connect_as(options(DISK)).expect_err("no target listens");
+    assert!(matches!(refused, InitiatorError::Dial(_)), "{refused}");
     site.start();
     let mut again = site.connect();
     let back =

@@ -29,9 +29,9 @@ const BLOCKS: u64 = 8192;
 struct Site {
     target: Option<Target>,
     subsystem: Arc<Subsystem>,
-    far: Device,
-    far_manager: ConnectionManager,
-    near: Device,
+    remote: Device,
+    remote_manager: ConnectionManager,
+    local: Device,
     manager: ConnectionManager,
     to: SocketAddr,
 }
@@ -54,21 +54,21 @@ impl Site {
     }
 
     fn with(subsystem: Arc<Subsystem>) -> Site {
-        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
-        let (manager, far_manager) = (
-            ConnectionManager::start(&near).expect("a manager"),
-            ConnectionManager::start(&far).expect("a manager"),
+        let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let (manager, remote_manager) = (
+            ConnectionManager::start(&local).expect("a manager"),
+            ConnectionManager::start(&remote).expect("a manager"),
         );
-        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), 4420);
-        let mut site = Site { target: None, subsystem, far, far_manager, near, manager, to };
+        let to = SocketAddr::new(remote.gid(0).expect("an address").to_ip(), 4420);
+        let mut site = Site { target: None, subsystem, remote, remote_manager, local, manager, to };
         site.start();
         site
     }
 
     fn start(&mut self) {
         let target = Target::start(
-            &self.far,
-            &self.far_manager,
+            &self.remote,
+            &self.remote_manager,
             self.to,
             Arc::clone(&self.subsystem),
             Box::new(|_| {}),
@@ -81,7 +81,7 @@ impl Site {
     }
 
     fn connect_as(&self, options: HostOptions) -> Result<Initiator, InitiatorError> {
-        Initiator::connect(&self.near, &self.manager, self.to, options)
+        Initiator::connect(&self.local, &self.manager, self.to, options)
     }
 
     /// Connects the admin queue and the I/O queue.

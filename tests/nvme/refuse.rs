@@ -64,7 +64,7 @@ fn wrong_private_data_is_rejected_with_reason() {
     ];
     for (private_data, refusal) in cases {
         let (pd, cq) =
-            (site.near.alloc_pd().expect("a domain"), site.near.create_cq(4, None).expect("a queue"));
+            (site.local.alloc_pd().expect("a domain"), site.local.create_cq(4, None).expect("a queue"));
         let qp = pd.queue_pair(&cq).create().expect("a QP");
         let options = DialOptions { private_data, ..DialOptions::default() };
         match site.manager.connect(qp, site.to, &options).map(drop) {
@@ -81,7 +81,7 @@ fn wrong_private_data_is_rejected_with_reason() {
 #[test]
 fn refused_requests_end_as_tabled() {
     let site = Site::new();
-    let (device, manager, options) = (&site.near, &site.manager, options(DISK));
+    let (device, manager, options) = (&site.local, &site.manager, options(DISK));
     check(&Place { device, manager, to: site.to, options, ends_within: PATIENCE }, 1);
     site.serves(0);
 }

@@ -60,16 +60,16 @@ pub(crate) struct Place<'a> {
 /// Sends all requests, and compares how they end with a column of the table.
 pub(crate) fn check(place: &Place<'_>, column: usize) {
     let mut initiator = place.connect();
-    let mut found = of_blocks(&mut initiator);
-    found.extend(of_admin(&mut initiator));
+    let mut requests = of_blocks(&mut initiator);
+    requests.extend(of_admin(&mut initiator));
     initiator.close().expect("the controller answers");
-    found.push(("64 Reads at once on a queue of 32 entries", place.flood()));
-    found.iter().for_each(|(request, end)| println!("{request}: {end}"));
+    requests.push(("64 Reads at once on a queue of 32 entries", place.flood()));
+    requests.iter().for_each(|(request, end)| println!("{request}: {end}"));
     for (request, ends) in TABLE {
-        let end = found.iter().find(|(name, _)| *name == request).map(|(_, end)| end.as_str());
+        let end = requests.iter().find(|(name, _)| *name == request).map(|(_, end)| end.as_str());
         assert_eq!(end, Some(ends[column]), "{request}");
     }
-    assert_eq!(found.len(), TABLE.len());
+    assert_eq!(requests.len(), TABLE.len());
 }
 
 fn text(status: Status) -> String {
@@ -100,12 +100,12 @@ fn of_blocks(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
         ("half of a fused command", Command { flags: 0x41, ..read(1, 0, 1) }, Data::In(512)),
     ];
     let good = |initiator: &mut Initiator| initiator.execute(read(1, 0, 1), Data::In(512)).expect("a read");
-    let mut found = Vec::new();
+    let mut requests = Vec::new();
     for (request, command, data) in cases {
         let id = initiator.submit(command, data).expect("a connection").expect("room");
         let finished = initiator.finish().expect("a response");
         assert_eq!(finished.response.id, id);
-        found.push((request, text(finished.response.status)));
+        requests.push((request, text(finished.response.status)));
         good(initiator);
     }
     let mut open = 0;
@@ -116,11 +116,11 @@ fn of_blocks(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
     let mut ends: Vec<_> =
         (0..open).map(|_| text(initiator.finish().expect("a response").response.status)).collect();
     ends.dedup();
-    found.push(("Reads up to a full queue", ends.join(", ").replace("success", "all succeed")));
+    requests.push(("Reads up to a full queue", ends.join(", ").replace("success", "all succeed")));
     let id = good(initiator).response.id;
     let abort = initiator.admin(Command::abort(1, id), Data::None).expect("an answer");
-    found.push(("Abort of a finished Read", aborted(&abort.response)));
-    found
+    requests.push(("Abort of a finished Read", aborted(&abort.response)));
+    requests
 }
 
 fn aborted(response: &Response) -> String {
@@ -129,7 +129,7 @@ fn aborted(response: &Response) -> String {
 
 /// Requests of the admin queue. Each leaves the queue usable.
 fn of_admin(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
-    let mut found = Vec::new();
+    let mut requests = Vec::new();
     let end = |initiator: &mut Initiator| {
         initiator.finish_admin(PATIENCE).expect("a connection").expect("a response")
     };
@@ -141,7 +141,7 @@ fn of_admin(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
     let finished = end(initiator);
     let zeros = !finished.data.is_empty() && finished.data.iter().all(|byte| *byte == 0);
     let zeros = if zeros { ", all zeros" } else { "" };
-    found.push(("Identify of an absent namespace", text(finished.response.status) + zeros));
+    requests.push(("Identify of an absent namespace", text(finished.response.status) + zeros));
     let request = Command::new(admin::EVENT_REQUEST, 0);
     let hold = |initiator: &mut Initiator| {
         initiator.submit_admin(request, Data::None).expect("a connection").expect("room")
@@ -156,7 +156,7 @@ fn of_admin(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
         how += &format!("; the request: {}", text(finished.response.status));
         held = 0;
     }
-    found.push(("Abort of an event request", how));
+    requests.push(("Abort of an event request", how));
     good(initiator);
     for _ in held..4 {
         hold(initiator);
@@ -164,9 +164,9 @@ fn of_admin(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
     let fifth = hold(initiator);
     let finished = end(initiator);
     assert_eq!(finished.response.id, fifth, "four requests are held");
-    found.push(("fifth event request", text(finished.response.status)));
+    requests.push(("fifth event request", text(finished.response.status)));
     good(initiator);
-    found
+    requests
 }
 
 impl Place<'_> {

@@ -57,9 +57,9 @@ impl Tree {
     #[track_caller]
     fn refuses(&self, version: &str, part: &str) {
         let done = self.check(version);
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(2), "{version}: {said}");
-        assert!(said.contains(part), "no {part:?} in {said}");
+        let message = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{version}: {message}");
+        assert!(message.contains(part), "no {part:?} in {message}");
     }
 }
 

@@ -58,8 +58,8 @@ fn run(programs: &[Program<'_>], more: &str) -> (bool, String, String) {
     fs::write(root.join("messages"), messages).unwrap();
     let mut runner = Command::new(env!("CARGO_BIN_EXE_runner"));
     let done = runner.arg("messages").current_dir(root).env("SILENCE", "1").output_in_time().unwrap();
-    let asked = fs::read_to_string(root.join("asked")).unwrap_or_default();
-    (done.status.success(), String::from_utf8(done.stdout).unwrap(), asked)
+    let rerun = fs::read_to_string(root.join("asked")).unwrap_or_default();
+    (done.status.success(), String::from_utf8(done.stdout).unwrap(), rerun)
 }
 
 /// Returns the last two lines.
@@ -70,56 +70,56 @@ fn end(said: &str) -> String {
 
 #[test]
 fn run_without_failures_has_empty_flaky_line() {
-    let (passes, said, asked) = run(&[("a", output(&[("x", true)]), String::new())], "");
-    assert_eq!((passes, &*end(&said), &*asked), (true, "flaky:\n1 passed, 0 failed, 0 skipped", ""));
+    let (passes, printed, rerun) = run(&[("a", output(&[("x", true)]), String::new())], "");
+    assert_eq!((passes, &*end(&printed), &*rerun), (true, "flaky:\n1 passed, 0 failed, 0 skipped", ""));
 }
 
 #[test]
 fn test_that_passes_again_is_named_flaky() {
     let again = output(&[("m::x", true)]);
-    let (passes, said, asked) = run(&[("a", output(&[("m::x", false), ("y", true)]), again)], "");
-    assert_eq!((passes, &*end(&said)), (true, "flaky: m::x\n2 passed, 0 failed, 0 skipped"));
-    assert_eq!(asked, "m::x\n");
+    let (passes, printed, rerun) = run(&[("a", output(&[("m::x", false), ("y", true)]), again)], "");
+    assert_eq!((passes, &*end(&printed)), (true, "flaky: m::x\n2 passed, 0 failed, 0 skipped"));
+    assert_eq!(rerun, "m::x\n");
 }
 
 #[test]
 fn test_that_fails_twice_stays_failed() {
     let first = output(&[("x", false)]);
-    let (passes, said, _) = run(&[("a", first.clone(), first)], "");
-    assert_eq!((passes, &*end(&said)), (false, "flaky:\n0 passed, 1 failed, 0 skipped"));
-    assert!(said.contains("failed: a x\n    not_a_name\n"), "what it said last: {said}");
+    let (passes, printed, _) = run(&[("a", first.clone(), first)], "");
+    assert_eq!((passes, &*end(&printed)), (false, "flaky:\n0 passed, 1 failed, 0 skipped"));
+    assert!(printed.contains("failed: a x\n    not_a_name\n"), "what it said last: {printed}");
 }
 
 #[test]
 fn second_run_counts_only_in_its_target() {
     let failed = output(&[("x", false)]);
     let passed = output(&[("x", true)]);
-    let (passes, said, asked) = run(&[("a", failed.clone(), failed), ("b", passed.clone(), passed)], "");
-    assert_eq!((passes, &*end(&said)), (false, "flaky:\n1 passed, 1 failed, 0 skipped"));
-    assert_eq!(asked, "x\n");
+    let (passes, printed, rerun) = run(&[("a", failed.clone(), failed), ("b", passed.clone(), passed)], "");
+    assert_eq!((passes, &*end(&printed)), (false, "flaky:\n1 passed, 1 failed, 0 skipped"));
+    assert_eq!(rerun, "x\n");
 }
 
 #[test]
 fn skip_in_second_run_stays_failed() {
     let again = format!("SKIP x: no root\n{}", output(&[("x", true)]));
-    let (passes, said, _) = run(&[("a", output(&[("x", false)]), again)], "");
-    assert_eq!((passes, &*end(&said)), (false, "flaky:\n0 passed, 1 failed, 0 skipped"));
+    let (passes, printed, _) = run(&[("a", output(&[("x", false)]), again)], "");
+    assert_eq!((passes, &*end(&printed)), (false, "flaky:\n0 passed, 1 failed, 0 skipped"));
 }
 
 #[test]
 fn aborted_target_stays_failed_beside_flaky_test() {
     let aborts = ("a", "test x ... ok\nerror: signal: 6\n".to_owned(), String::new());
     let flaky = ("b", output(&[("y", false)]), output(&[("y", true)]));
-    let (passes, said, _) = run(&[aborts, flaky], "");
-    assert_eq!((passes, &*end(&said)), (false, "flaky: y\n1 passed, 1 failed, 0 skipped"));
+    let (passes, printed, _) = run(&[aborts, flaky], "");
+    assert_eq!((passes, &*end(&printed)), (false, "flaky: y\n1 passed, 1 failed, 0 skipped"));
 }
 
 #[test]
 fn silent_program_is_ended_and_failed() {
     let hangs = ("a", "test x has been running, and hangs\n".to_owned(), String::new());
-    let (passes, said, _) = run(&[hangs], "");
-    assert_eq!((passes, &*end(&said)), (false, "flaky:\n0 passed, 1 failed, 0 skipped"));
-    assert!(said.contains("a: said nothing for 1 s"), "{said}");
+    let (passes, printed, _) = run(&[hangs], "");
+    assert_eq!((passes, &*end(&printed)), (false, "flaky:\n0 passed, 1 failed, 0 skipped"));
+    assert!(printed.contains("a: said nothing for 1 s"), "{printed}");
 }
 
 #[test]
@@ -133,16 +133,16 @@ fn skips_and_own_totals_are_counted() {
         String::new(),
     );
     let rows = "also\tacts\trows\techo\t3 passed, 0 failed, 2 skipped\n";
-    let (passes, said, _) = run(&[skips], rows);
-    assert_eq!((passes, &*end(&said)), (true, "flaky:\n4 passed, 0 failed, 3 skipped"));
-    assert!(said.contains("skipped:\nSKIP x: no root\n"), "{said}");
-    assert!(said.contains(":\nother ports, by 2 tests\n"), "{said}");
+    let (passes, printed, _) = run(&[skips], rows);
+    assert_eq!((passes, &*end(&printed)), (true, "flaky:\n4 passed, 0 failed, 3 skipped"));
+    assert!(printed.contains("skipped:\nSKIP x: no root\n"), "{printed}");
+    assert!(printed.contains(":\nother ports, by 2 tests\n"), "{printed}");
 }
 
 #[test]
 fn one_program_runs_with_its_arguments() {
     let tree = TempDir::new().unwrap();
-    let told = tree.path().join("told");
+    let arguments = tree.path().join("told");
     fs::write(tree.path().join("output"), output(&[("x", true)])).unwrap();
     let program = tree.path().join("chosen");
     executable(&program, "#!/bin/bash\ncd \"$(dirname \"$0\")\"\necho \"$*\" >>told\ncat output\n");
@@ -157,7 +157,7 @@ fn one_program_runs_with_its_arguments() {
     let mut runner = Command::new(env!("CARGO_BIN_EXE_runner"));
     runner.arg(&file).args(["chosen", "a::", "b::"]).current_dir(tree.path()).env_remove("ALL");
     assert!(runner.output_in_time().unwrap().status.success());
-    assert_eq!(fs::read_to_string(told).unwrap(), "--list a:: b::\n--show-output a:: b::\n");
+    assert_eq!(fs::read_to_string(arguments).unwrap(), "--list a:: b::\n--show-output a:: b::\n");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn doc_test_with_spaces_runs_again() {
         &docs,
         "#!/bin/bash\ncd \"$(dirname \"$0\")\"\ncase \"$*\" in\n*--exact*) cat second ;;\n*) cat first; exit 101 ;;\nesac\n",
     );
-    let (passes, said, _) = run(&[], &format!("also\tcomputes\tdocs\t{}\t--doc\t--\n", docs.display()));
+    let (passes, printed, _) = run(&[], &format!("also\tcomputes\tdocs\t{}\t--doc\t--\n", docs.display()));
     let wanted = "flaky: src/lib.rs - a (line 3)\n2 passed, 0 failed, 0 skipped";
-    assert_eq!((passes, &*end(&said)), (true, wanted));
+    assert_eq!((passes, &*end(&printed)), (true, wanted));
 }

@@ -59,9 +59,10 @@ impl World<'_> {
             let Ok(Answer::QpLog(records)) = answer else { panic!("the log of {place}: {answer:?}") };
             let lines: Vec<String> = records.iter().map(ToString::to_string).collect();
             let from = seen.entry((place.channel, place.end)).or_default();
-            let found = lines[*from..].iter().position(|line| line.contains(text.as_str()));
-            let found = found.unwrap_or_else(|| panic!("{place}: no `{text}` from {from} on in {lines:#?}"));
-            *from += found + 1;
+            let position = lines[*from..].iter().position(|line| line.contains(text.as_str()));
+            let position =
+                position.unwrap_or_else(|| panic!("{place}: no `{text}` from {from} on in {lines:#?}"));
+            *from += position + 1;
         }
     }
 
@@ -128,10 +129,10 @@ impl World<'_> {
         let copies: u64 = (0..hosts).map(|host| ingress(host).copies).sum();
         assert!(copies == sent, "{copies} copies, and {sent} left the switch");
         let entered: u64 = (0..hosts).map(|host| self.cables(host)[1].entered).sum();
-        let strangers = self.outcome.counts.get("intrusions").copied().unwrap_or(0);
+        let intrusions = self.outcome.counts.get("intrusions").copied().unwrap_or(0);
         assert!(
-            entered == sent + strangers,
-            "{entered} to hosts, {sent} left the switch, {strangers} strange"
+            entered == sent + intrusions,
+            "{entered} to hosts, {sent} left the switch, {intrusions} strange"
         );
         for host in 0..hosts {
             let (drops, control) = (ingress(host).drops, ingress(host).control);
@@ -246,13 +247,17 @@ impl World<'_> {
         self.take_shared_down();
         let hosts = self.net.hosts_mut();
         for (i, host) in hosts.iter_mut() {
-            let left = host.call(now, Command::ListQps);
-            assert!(matches!(&left, Ok(Answer::Qps(qps)) if qps.is_empty()), "host {}: {left:?}", i + 1);
+            let objects = host.call(now, Command::ListQps);
+            assert!(
+                matches!(&objects, Ok(Answer::Qps(qps)) if qps.is_empty()),
+                "host {}: {objects:?}",
+                i + 1
+            );
             let pd = host.pd();
             let freed = host.call(now, Command::DeallocPd(pd));
             assert!(freed.is_ok(), "host {}: something is left over: {freed:?}", i + 1);
-            let left = host.worker.nic().objects();
-            assert!(left == ObjectCounts::default(), "host {}: left over: {left:?}", i + 1);
+            let objects = host.worker.nic().objects();
+            assert!(objects == ObjectCounts::default(), "host {}: left over: {objects:?}", i + 1);
             assert!(!host.worker.nic().has_ready(), "host {}: something is still to be sent", i + 1);
         }
     }

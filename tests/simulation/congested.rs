@@ -44,7 +44,7 @@ struct Line {
     /// Latest time at which a CNP may have been sent: `last`, or the start of this life or of the current settings.
     since: Nanos,
     /// Time since which a CNP is due.
-    owed: Option<Nanos>,
+    due_since: Option<Nanos>,
     limit: Option<RateLimit>,
     /// Bytes sent in excess of the rate, at time `at`.
     debt: f64,
@@ -167,7 +167,7 @@ impl Congested {
             marked: 0,
             last: None,
             since: now,
-            owed: None,
+            due_since: None,
             limit: None,
             debt: 0.0,
             at: Nanos::ZERO,
@@ -200,7 +200,14 @@ impl Congested {
     }
 
     /// Checks a received packet. `verdict` is the NIC's comment on it.
-    pub fn came(&mut self, now: Nanos, host: usize, packet: &Packet, frame: &Frame<'_>, verdict: &str) {
+    pub fn check_received(
+        &mut self,
+        now: Nanos,
+        host: usize,
+        packet: &Packet,
+        frame: &Frame<'_>,
+        verdict: &str,
+    ) {
         let roomy = self.roomy;
         let believed = packet.check_icrc(frame) == Icrc::Ok && !verdict.starts_with("dropped: no QP");
         let Congested { lines, books, .. } = self;
@@ -217,7 +224,7 @@ impl Congested {
         if matches!(verdict, "dropped: QP is in Err" | "dropped: QP is in Reset") {
             // An accepted packet may have ended the QP: the work request behind a completed one could not be sent. No notification follows, also
             // if the QP was reset since.
-            line.owed = None;
+            line.due_since = None;
         }
         if is_notification(packet) {
             let is_good =
@@ -234,9 +241,9 @@ impl Congested {
         let is_taken = matches!(verdict, "executed" | "acknowledges");
         let is_over = now - line.since >= book.interval;
         if is_taken && is_over && book.scope == Scope::Qp && book.prompt && roomy {
-            line.owed.get_or_insert(now);
+            line.due_since.get_or_insert(now);
         }
-        if let Some(since) = line.owed {
+        if let Some(since) = line.due_since {
             assert!(now - since < AT_ONCE, "{name}: {packet}: a notification has been due since {since}");
         }
     }
@@ -291,7 +298,7 @@ impl Book {
         // Without a free slot, a CNP may leave late, and the next one on time.
         let too_soon = last.is_some_and(|last| now - last < self.interval);
         assert!(!too_soon || !roomy, "{name}: {packet} at {now}, the last at {last:?}");
-        (line.marked, line.owed, line.last, line.since) = (0, None, Some(now), now);
+        (line.marked, line.due_since, line.last, line.since) = (0, None, Some(now), now);
         self.last_to.insert(line.ends.peer, now);
         self.last = Some(now);
     }

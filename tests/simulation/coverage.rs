@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use roxie::transport::coverage::{
-    Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
+    Arrival, Coverage, EventEffect, Place, Receipt, ReceiveResult, Source, Timer, TimerCause, TimerTransition,
 };
 use roxie::verbs::QpState;
 use roxie::wire::{Opcode, Operation, Service};
@@ -49,7 +49,7 @@ fn receipts() -> Vec<Receipt> {
     let mut all = Vec::new();
     for service in SERVICES {
         for source in Source::ALL {
-            all.extend(Found::ALL.map(|found| Receipt { service, source, found }));
+            all.extend(ReceiveResult::ALL.map(|found| Receipt { service, source, result: found }));
         }
     }
     all
@@ -57,23 +57,23 @@ fn receipts() -> Vec<Receipt> {
 
 /// Why a combination is impossible, or `None` if it can occur.
 fn cannot_find(receipt: Receipt) -> Option<&'static str> {
-    match (receipt.service, receipt.source, receipt.found) {
+    match (receipt.service, receipt.source, receipt.result) {
         (Service::Xrc, Source::Named, _) => None,
         (Service::Xrc, ..) => Some("each request of XRC names its queue"),
         (_, Source::Named, _) => Some("only requests of XRC name a queue"),
-        (_, _, Found::NoQueue) => Some("a queue that a QP was made for stays as long as the QP"),
+        (_, _, ReceiveResult::NoQueue) => Some("a queue that a QP was made for stays as long as the QP"),
         _ => None,
     }
 }
 
 /// Returns the names of the entries that were not reached.
 pub fn unreached(coverage: &Coverage) -> Vec<String> {
-    let mut found: BTreeMap<String, u64> = BTreeMap::new();
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for service in SERVICES {
         for opcode in rows(service) {
             for (state, place) in columns(service, opcode) {
                 let name = format!("{} in {state:?}, {place:?}", kind(opcode));
-                *found.entry(name).or_default() += coverage.arrivals(Arrival { state, opcode, place });
+                *counts.entry(name).or_default() += coverage.arrivals(Arrival { state, opcode, place });
             }
         }
     }
@@ -81,21 +81,21 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
         let reached = coverage.moves(step);
         match impossible(step) {
             None if step == LIMIT_LIFTED => {}
-            None => *found.entry(describe(step)).or_default() += reached,
+            None => *counts.entry(describe(step)).or_default() += reached,
             Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe(step)),
         }
     }
     for receipt in receipts() {
         let reached = coverage.receipts(receipt);
         match cannot_find(receipt) {
-            None => *found.entry(describe_receipt(receipt)).or_default() += reached,
+            None => *counts.entry(describe_receipt(receipt)).or_default() += reached,
             Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe_receipt(receipt)),
         }
     }
     for notice in EventEffect::ALL {
-        *found.entry(describe_notice(notice).into()).or_default() += coverage.notices(notice);
+        *counts.entry(describe_notice(notice).into()).or_default() += coverage.notices(notice);
     }
-    found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
+    counts.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
 
 /// The only rare move, once in 100,000 seeds: a rate limit is lifted, and the QP modified, within a message whose packets have not asked.
@@ -197,14 +197,14 @@ fn describe_receipt(receipt: Receipt) -> String {
         Source::Shared => "a shared queue",
         Source::Named => "the shared queue that it names",
     };
-    let found = match receipt.found {
-        Found::Receive => "a receive",
-        Found::Nothing => "no receive",
-        Found::NoQueue => "no such queue",
-        Found::Unfit => "a receive that cannot hold it",
+    let counts = match receipt.result {
+        ReceiveResult::Receive => "a receive",
+        ReceiveResult::Nothing => "no receive",
+        ReceiveResult::NoQueue => "no such queue",
+        ReceiveResult::Unfit => "a receive that cannot hold it",
     };
     let service = format!("{:?}", receipt.service).to_uppercase();
-    format!("a message of {service} looks in {source}: {found}")
+    format!("a message of {service} looks in {source}: {counts}")
 }
 
 fn describe_notice(notice: EventEffect) -> &'static str {

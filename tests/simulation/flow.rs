@@ -79,7 +79,7 @@ pub struct Standing {
     /// The QP entered the error state for a reason that no completion need report.
     pub fatal: bool,
     /// The other end has failed or does not exist.
-    pub peer_gone: bool,
+    pub peer_failed: bool,
 }
 
 /// One direction of a channel.
@@ -326,12 +326,12 @@ impl Flow {
     }
 
     /// Checks the completion of a send, and returns the new state of the end.
-    pub fn sent(&mut self, wc: &Wc, standing: Standing, law: &Law) -> Standing {
+    pub fn sent(&mut self, wc: &Wc, state: Standing, law: &Law) -> Standing {
         let what = format!("{}: {wc:?}", self.way);
-        let mut standing = standing;
-        let flushing = standing.flushing > 0;
-        standing.flushing = standing.flushing.saturating_sub(1);
-        let failed = standing.failed || flushing;
+        let mut state = state;
+        let flushing = state.flushing > 0;
+        state.flushing = state.flushing.saturating_sub(1);
+        let failed = state.failed || flushing;
         loop {
             let Some(posted) = self.outstanding.pop_front() else { panic!("{what}: a completion too many") };
             if posted.wr_id == wc.wr_id {
@@ -343,12 +343,12 @@ impl Flow {
         if wc.status == WcStatus::Success {
             assert!(!failed, "{what}: success behind a failure");
             self.check_sent(wc, &what);
-            return standing;
+            return state;
         }
-        standing.failed |= !flushing;
+        state.failed |= !flushing;
         let explained = if !failed {
-            let flushed = wc.status == WcStatus::WrFlush && standing.fatal;
-            flushed || law.send_may_fail(self.way, wc.status, standing.peer_gone)
+            let flushed = wc.status == WcStatus::WrFlush && state.fatal;
+            flushed || law.send_may_fail(self.way, wc.status, state.peer_failed)
         } else {
             wc.status == WcStatus::WrFlush
         };
@@ -356,7 +356,7 @@ impl Flow {
         if wc.wr_id & LOCAL == 0 {
             self.fates[wc.wr_id as usize] = Fate::Failed;
         }
-        standing
+        state
     }
 
     fn done(&mut self, i: usize) {
@@ -391,21 +391,21 @@ impl Flow {
 
     /// Checks that atomics were executed once, in order. The value is exact unless the fate of an earlier atomic is unknown.
     fn check_atomic(&self, i: usize, what: &str) {
-        let mut found = [0; 8];
-        self.landing.memory.read(self.layout.offsets[i], &mut found).expect("within the region");
-        let found = u64::from_ne_bytes(found);
+        let mut bytes = [0; 8];
+        self.landing.memory.read(self.layout.offsets[i], &mut bytes).expect("within the region");
+        let bytes = u64::from_ne_bytes(bytes);
         let opcode = self.ops[i].opcode;
         let expected = self.finds(i);
         let before = (0..i).filter(|n| self.ops[*n].opcode == opcode);
         let known = before.clone().all(|n| self.fates[n] == Fate::Done);
         if known {
-            assert!(found == expected, "{what}: finds {found}, not {expected}");
+            assert!(bytes == expected, "{what}: finds {bytes}, not {expected}");
             return;
         }
-        assert!(found <= expected, "{what}: finds {found}, and {expected} at most can have run");
+        assert!(bytes <= expected, "{what}: finds {bytes}, and {expected} at most can have run");
         if opcode == WrOpcode::FetchAdd {
             let least = before.filter(|n| self.fates[*n] == Fate::Done).count() as u64;
-            assert!(found >= least, "{what}: finds {found}, and {least} at least have run");
+            assert!(bytes >= least, "{what}: finds {bytes}, and {least} at least have run");
         }
     }
 
@@ -419,10 +419,10 @@ impl Flow {
         if !self.service.is_reliable() {
             return;
         }
-        let came = self.receivers[0].messages_of_life();
+        let received = self.receivers[0].messages_of_life();
         assert!(
-            came >= self.promised,
-            "{}: {} messages were acknowledged, {came} have come",
+            received >= self.promised,
+            "{}: {} messages were acknowledged, {received} have come",
             self.way,
             self.promised
         );

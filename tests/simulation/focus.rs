@@ -64,13 +64,13 @@ pub fn hold_reads(
         for _ in 0..6 + rng.below(10) {
             at += 1_000 * rng.pick(&[0, 0, 10, 200, 1_000]);
             let packets = rng.pick(&[1, 2, 4, 8]);
-            let asked = [
+            let requests = [
                 (WrOpcode::Read, 8),
                 (WrOpcode::Read, packets * spec.mtu.bytes() as u32),
                 (WrOpcode::FetchAdd, 8),
                 (WrOpcode::Flush, 0),
             ];
-            let (opcode, length) = rng.pick(&asked);
+            let (opcode, length) = rng.pick(&requests);
             actions.push(Timed { at: Nanos(at), action: Action::Post(way, Op::new(opcode, length)) });
         }
         let late = Trouble::Delay(Nanos(1_000 * (1 + rng.below(400))));
@@ -168,7 +168,7 @@ impl Swarm {
             }
             Focus::Reborn => {
                 act(at, Action::Reset(place));
-                let again = Action::Connect { channel, anew: rng.one_in(5) };
+                let again = Action::Connect { channel, again: rng.one_in(5) };
                 let later = at + 1_000 * rng.pick(&[1, 5, 300]);
                 act(later, again);
                 // Responses of the previous life are on their way to end a.
@@ -189,14 +189,14 @@ impl Swarm {
                     _ => act(at, Action::Deregister(way, Part::Source)),
                 }
                 let later = at + 1_000 * rng.pick(&[200, 2_000]);
-                act(later, Action::Connect { channel, anew: false });
+                act(later, Action::Connect { channel, again: false });
             }
             Focus::Granted => {
                 let kind = rng.pick(&[Grant::WindowTwo, Grant::FastRegion]);
                 act(at, Action::Grant(way, kind));
                 if rng.one_in(2) {
                     act(at + 100_000, Action::Deregister(way, Part::Target));
-                    act(at + 900_000, Action::Connect { channel, anew: rng.one_in(2) });
+                    act(at + 900_000, Action::Connect { channel, again: rng.one_in(2) });
                 }
                 for later in [1, 3, 9] {
                     let length = rng.pick(&[0, 8, 700]);
@@ -208,8 +208,8 @@ impl Swarm {
             Focus::Reanswered => {
                 let long = spec.mtu.bytes() as u32 * 4;
                 for _ in 0..3 {
-                    let asked = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
-                    let (opcode, length) = rng.pick(&asked);
+                    let requests = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
+                    let (opcode, length) = rng.pick(&requests);
                     act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
                 }
                 use WrOpcode::{AtomicWrite, CompareSwap, Flush, Send, Write};
@@ -225,7 +225,7 @@ impl Swarm {
                     act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
                 }
                 let again = at + 1_000 * rng.pick(&[3, 6, 15]);
-                act(again, Action::Connect { channel, anew: false });
+                act(again, Action::Connect { channel, again: false });
                 let first = Place { channel, end: 0 };
                 if rng.one_in(2) {
                     act(again + 1_000, Action::Drain(first));
@@ -233,8 +233,8 @@ impl Swarm {
                 }
             }
             Focus::NotReady => {
-                let far = Place { channel, end: spec.ends.len() - 1 };
-                act(at, Action::Sleep(far, Nanos(1_000 * rng.pick(&[200, 1_000]))));
+                let remote = Place { channel, end: spec.ends.len() - 1 };
+                act(at, Action::Sleep(remote, Nanos(1_000 * rng.pick(&[200, 1_000]))));
                 for later in [1, 2, 50, 400] {
                     let op = Op::new(WrOpcode::Send, 8);
                     act(at + 1_000 * later, Action::Post(Way { channel, back: false }, op));
@@ -265,7 +265,7 @@ impl Swarm {
         let later = at + 1_000 * rng.pick(&[3, 20, 200]);
         act(later, rng.pick(&[Action::Error, Action::Reset, Action::Destroy])(place));
         if rng.one_in(2) {
-            act(later + 50_000, Action::Connect { channel: place.channel, anew: rng.one_in(2) });
+            act(later + 50_000, Action::Connect { channel: place.channel, again: rng.one_in(2) });
         }
     }
 }

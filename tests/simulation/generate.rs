@@ -346,7 +346,7 @@ impl Swarm {
         let way = Way { channel, back };
         let later = at + 1000 * rng.pick(&[1, 20, 300, 4_000]);
         let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
-        let again = Action::Connect { channel, anew: rng.one_in(2) };
+        let again = Action::Connect { channel, again: rng.one_in(2) };
         match kind {
             0 => {
                 act(at, Action::Restart(host));

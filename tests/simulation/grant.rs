@@ -229,7 +229,7 @@ impl Link {
         let (index, receiver) = (usize::from(back), usize::from(!back));
         if self.flows.len() < 2
             || self.flows[0].service.is_datagram()
-            || !self.ends.iter().all(|end| end.is_ready() && !end.standing.failed)
+            || !self.ends.iter().all(|end| end.is_ready() && !end.state.failed)
         {
             return;
         }

@@ -159,9 +159,9 @@ fn request_or_answer(link: &Link, bth: impl Fn(Opcode) -> Bth, which: u64, lengt
 
 /// Source address of the stranger, and destination address.
 fn addresses(link: &Link, stations: &Stations, host: usize, group: Option<Gid>) -> (IpAddr, IpAddr) {
-    let stranger: IpAddr = match link.ipv6 {
+    let unknown_host: IpAddr = match link.ipv6 {
         true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0xbb, 1).into(),
         false => Ipv4Addr::new(192, 0, 187, 1).into(),
     };
-    (stranger, group.map_or_else(|| stations.address(host, link.ipv6), |group| group.to_ip()))
+    (unknown_host, group.map_or_else(|| stations.address(host, link.ipv6), |group| group.to_ip()))
 }

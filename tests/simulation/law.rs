@@ -15,7 +15,7 @@ pub struct Law {
     /// Ends of the channel, or their NICs, are destroyed, reset or restarted.
     pub broken: bool,
     /// Regions of the ways that are deregistered.
-    gone: Vec<(Way, Part)>,
+    deregistered: Vec<(Way, Part)>,
     /// Granted keys may be invalid when they are used.
     grants: bool,
     handles_go: bool,
@@ -64,7 +64,7 @@ impl Law {
             }
             _ => None,
         });
-        let gone = script.actions.iter().filter_map(|timed| match timed.action {
+        let lost = script.actions.iter().filter_map(|timed| match timed.action {
             Action::Deregister(way, part) if way.channel == channel => Some((way, part)),
             _ => None,
         });
@@ -77,7 +77,7 @@ impl Law {
             retries_may_end: harsh || stormy || (spec.retries < 7 && disturbed),
             rnr_retries_may_end: spec.rnr_retries < 7,
             broken: broken || (spec.slow > Nanos::ZERO && !spec.service.is_reliable()),
-            gone: gone.chain(shared_inboxes.flatten()).collect(),
+            deregistered: lost.chain(shared_inboxes.flatten()).collect(),
             grants: script.has(|action| match action {
                 Action::FreeWindow(way) => way.channel == channel,
                 // Without acknowledgements, the last use of a key is unknown.
@@ -134,11 +134,11 @@ impl Law {
     }
 
     fn targets_go(&self) -> bool {
-        self.gone.iter().any(|(_, part)| *part == Part::Target)
+        self.deregistered.iter().any(|(_, part)| *part == Part::Target)
     }
 
-    fn goes(&self, way: Way, part: Part) -> bool {
-        self.gone.contains(&(way, part))
+    fn is_deregistered(&self, way: Way, part: Part) -> bool {
+        self.deregistered.contains(&(way, part))
     }
 
     /// True if every request must succeed.
@@ -146,7 +146,7 @@ impl Law {
         !self.broken
             && !self.retries_may_end
             && !self.rnr_retries_may_end
-            && self.gone.is_empty()
+            && self.deregistered.is_empty()
             && !self.grants
             && !self.handles_go
             && !self.srqs_go
@@ -162,14 +162,16 @@ impl Law {
                 self.retries_may_end
                     || self.broken
                     || peer_gone
-                    || self.goes(way, Part::Target)
+                    || self.is_deregistered(way, Part::Target)
                     || self.grants
             }
             WcStatus::RnrRetryExc => self.rnr_retries_may_end,
-            WcStatus::RemAccess => self.goes(way, Part::Target) || self.grants,
+            WcStatus::RemAccess => self.is_deregistered(way, Part::Target) || self.grants,
             WcStatus::RemInvReq => self.srqs_go,
-            WcStatus::RemOp => self.goes(way, Part::Inbox),
-            WcStatus::LocProt => self.goes(way, Part::Source) || self.goes(way, Part::Landing),
+            WcStatus::RemOp => self.is_deregistered(way, Part::Inbox),
+            WcStatus::LocProt => {
+                self.is_deregistered(way, Part::Source) || self.is_deregistered(way, Part::Landing)
+            }
             WcStatus::LocQpOp => self.handles_go || self.grants || self.targets_go(),
             WcStatus::MwBind => self.grants || self.targets_go(),
             WcStatus::LocLen => self.mtu_shrinks,
@@ -180,10 +182,10 @@ impl Law {
     /// True if the first failure of a receive queue may have this status.
     pub fn receive_may_fail(&self, way: Way, status: WcStatus) -> bool {
         match status {
-            WcStatus::LocProt => self.goes(way, Part::Inbox),
-            WcStatus::LocAccess => self.goes(way, Part::Target) || self.grants,
+            WcStatus::LocProt => self.is_deregistered(way, Part::Inbox),
+            WcStatus::LocAccess => self.is_deregistered(way, Part::Target) || self.grants,
             // A SEND with invalidate of an invalid key.
-            WcStatus::RemInvReq => self.goes(way, Part::Target) || self.grants,
+            WcStatus::RemInvReq => self.is_deregistered(way, Part::Target) || self.grants,
             _ => false,
         }
     }
@@ -191,8 +193,10 @@ impl Law {
     /// True if the receiving end of `way` may report this event.
     pub fn may_report(&self, way: Way, kind: EventKind) -> bool {
         match kind {
-            EventKind::QpAccessError => self.goes(way, Part::Target) || self.grants,
-            EventKind::QpFatal => self.mtu_shrinks || self.queues_overflow || self.goes(way, Part::Inbox),
+            EventKind::QpAccessError => self.is_deregistered(way, Part::Target) || self.grants,
+            EventKind::QpFatal => {
+                self.mtu_shrinks || self.queues_overflow || self.is_deregistered(way, Part::Inbox)
+            }
             EventKind::QpRequestError => self.srqs_go,
             EventKind::CqError => self.queues_overflow,
             EventKind::SqDrained | EventKind::CommunicationEstablished | EventKind::LastWqeReached => true,

@@ -26,8 +26,8 @@ impl Link {
         if self.life == 0 {
             return self.spec.psns.map(Psn::new);
         }
-        let far = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
-        let jump = self.life * 0x14_0000 + far;
+        let remote = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
+        let jump = self.life * 0x14_0000 + remote;
         // Ahead of the PSNs of old packets, or behind them.
         let back = hash(&[self.seed, self.number as u64, 8]).is_multiple_of(2);
         self.spec.psns.map(|psn| if back { Psn::new(psn) - jump } else { Psn::new(psn) + jump })
@@ -42,7 +42,7 @@ impl Link {
         records: &Records,
         anew: bool,
     ) {
-        self.look(now, hosts, true);
+        self.poll(now, hosts, true);
         self.check_promises();
         for end in 0..self.ends.len() {
             for srq in self.srqs_of(end) {
@@ -52,7 +52,7 @@ impl Link {
                 self.destroy(now, hosts, end);
                 self.create(hosts, end);
             } else {
-                self.look_at(hosts, end);
+                self.poll_end(hosts, end);
                 self.set(now, hosts, end, &state(QpState::Reset));
                 self.check_silent(hosts, end);
                 self.note_leak(end);
@@ -60,7 +60,7 @@ impl Link {
         }
         // Only after all ends: ending one sets `peer_gone` of the others.
         for end in &mut self.ends {
-            (end.standing, end.usable) = (Standing::default(), false);
+            (end.state, end.usable) = (Standing::default(), false);
             (end.fatal_events, end.last_receives, end.drains) = (0, 0, [0; 2]);
         }
         self.release_grants(now, hosts);
@@ -175,7 +175,7 @@ impl Link {
         let end = &mut self.ends[end];
         end.qp = Some(qp);
         end.notify = notify;
-        end.ask();
+        end.arm();
         (end.overflowed, end.overflow_events) = (false, 0);
     }
 
@@ -183,7 +183,7 @@ impl Link {
     pub fn destroy(&mut self, now: Nanos, hosts: &mut Hosts, end: usize) {
         let host = self.ends[end].host;
         // Poll completions from before the destruction.
-        self.look_at(hosts, end);
+        self.poll_end(hosts, end);
         if let Some(qp) = &self.ends[end].qp {
             let index = qp.handle.index;
             hosts[host].call(now, Command::DestroyQp(index)).expect("the QP exists");
@@ -228,13 +228,13 @@ impl Link {
     /// Marks the other ends' peer as gone, which explains their failures.
     pub fn desert(&mut self, end: usize) {
         for (i, other) in self.ends.iter_mut().enumerate() {
-            other.standing.peer_gone |= i != end;
+            other.state.peer_failed |= i != end;
         }
     }
 
     /// Drops the objects of an end after its NIC was restarted.
     pub fn forget(&mut self, now: Nanos, hosts: &mut Hosts, host: usize) {
-        self.look(now, hosts, true);
+        self.poll(now, hosts, true);
         for end in (0..self.ends.len()).filter(|end| self.ends[*end].host == host).collect::<Vec<_>>() {
             self.ends[end].qp = None;
             self.abandon(end);
@@ -359,7 +359,7 @@ impl Link {
         if spec.service == Service::Uc {
             return [init, rtr, rts];
         }
-        let (asks, answers) = (self.way_from(end).is_some(), self.way_to(end).is_some());
+        let (requests, answers) = (self.way_from(end).is_some(), self.way_to(end).is_some());
         let rtr = QpAttr {
             max_dest_rd_atomic: answers.then_some(spec.rd_atomic),
             selective_repeat: spec.selective.then_some(true),
@@ -368,9 +368,9 @@ impl Link {
         };
         let rts = QpAttr {
             timeout: Some(spec.timeout),
-            retry_cnt: asks.then_some(spec.retries),
-            rnr_retry: asks.then_some(spec.rnr_retries),
-            max_rd_atomic: asks.then_some(spec.rd_atomic),
+            retry_cnt: requests.then_some(spec.retries),
+            rnr_retry: requests.then_some(spec.rnr_retries),
+            max_rd_atomic: requests.then_some(spec.rd_atomic),
             ..rts
         };
         [init, rtr, rts]

@@ -27,7 +27,7 @@ pub struct End {
     pub qp: Option<HostQp>,
     /// The end is connected, and its application uses it.
     pub usable: bool,
-    pub standing: Standing,
+    pub state: Standing,
     /// Number of fatal events since it was connected.
     pub fatal_events: u32,
     /// Number of LAST_WQE_REACHED events since it was connected.
@@ -42,7 +42,7 @@ pub struct End {
     /// Event channel of the completion queue, if its application waits for events.
     pub notify: Option<Arc<EventFd>>,
     /// An event was raised, and the application has not polled since.
-    told: bool,
+    notified: bool,
     /// Delayed transitions, with their times.
     pub late: VecDeque<(Nanos, QpAttr)>,
 }
@@ -53,7 +53,7 @@ impl End {
             host,
             qp: None,
             usable: false,
-            standing: Standing::default(),
+            state: Standing::default(),
             fatal_events: 0,
             last_receives: 0,
             drains: [0; 2],
@@ -61,7 +61,7 @@ impl End {
             overflow_events: 0,
             asleep_until: Nanos::ZERO,
             notify: None,
-            told: false,
+            notified: false,
             late: VecDeque::new(),
         }
     }
@@ -71,13 +71,13 @@ impl End {
     }
 
     /// True if an event was raised that the application has not handled.
-    fn hear(&mut self) -> bool {
-        self.told |= self.notify.as_ref().is_some_and(|notify| notify.read().is_ok());
-        self.told
+    fn has_event(&mut self) -> bool {
+        self.notified |= self.notify.as_ref().is_some_and(|notify| notify.read().is_ok());
+        self.notified
     }
 
     /// Arms the completion queue.
-    pub fn ask(&self) {
+    pub fn arm(&self) {
         if let (Some(qp), Some(notify)) = (&self.qp, &self.notify)
             && qp.cq.arm(Armed::Next)
         {
@@ -208,30 +208,30 @@ impl Link {
     }
 
     /// Runs the applications' polling; with `last`, also of applications that sleep.
-    pub fn look(&mut self, now: Nanos, hosts: &Hosts, last: bool) {
+    pub fn poll(&mut self, now: Nanos, hosts: &Hosts, last: bool) {
         for end in 0..self.ends.len() {
             let place = &mut self.ends[end];
             if place.qp.is_none() || (place.asleep_until > now && !last) {
                 continue;
             }
             if place.notify.is_none() || last {
-                self.look_at(hosts, end);
-            } else if place.hear() {
-                place.told = false;
-                self.look_at(hosts, end);
-                self.ends[end].ask();
-                self.look_at(hosts, end);
+                self.poll_end(hosts, end);
+            } else if place.has_event() {
+                place.notified = false;
+                self.poll_end(hosts, end);
+                self.ends[end].arm();
+                self.poll_end(hosts, end);
             }
         }
     }
 
     /// True if an event was raised that its application has not handled.
-    pub fn hear(&mut self) -> bool {
-        self.ends.iter_mut().fold(false, |told, end| told | (end.qp.is_some() && end.hear()))
+    pub fn has_event(&mut self) -> bool {
+        self.ends.iter_mut().fold(false, |told, end| told | (end.qp.is_some() && end.has_event()))
     }
 
     /// Checks after the run that no application waits for a lost event.
-    pub fn check_told(&self) {
+    pub fn check_notified(&self) {
         for (i, end) in self.ends.iter().enumerate().filter(|(_, end)| end.notify.is_some() && end.usable) {
             let waits = end.qp.as_ref().is_some_and(|qp| qp.cq.has_completions());
             assert!(!waits, "q{} end {i}: completions wait, and no event came", self.number + 1);
@@ -239,7 +239,7 @@ impl Link {
     }
 
     /// Polls the completions of an end.
-    pub fn look_at(&mut self, hosts: &Hosts, end: usize) {
+    pub fn poll_end(&mut self, hosts: &Hosts, end: usize) {
         let host = &hosts[self.ends[end].host];
         let qpn = |ends: &[End]| ends[end].qp.as_ref().map(|qp| qp.handle.qpn);
         while let Some(wc) = self.ends[end].qp.as_ref().and_then(|qp| host.poll_cq(qp)) {
@@ -267,21 +267,21 @@ impl Link {
     fn take_sent(&mut self, end: usize, wc: &Wc) {
         let Link { ends, flows, law, .. } = self;
         let place = &mut ends[end];
-        let after = flows[end].sent(wc, place.standing, law);
+        let after = flows[end].sent(wc, place.state, law);
         if wc.wr_id & LOCAL != 0 {
             // A work request for the grant of the other direction.
             flows[1 - end].granted_or_taken(wc);
         }
-        let failed = after.failed && !place.standing.failed;
+        let failed = after.failed && !place.state.failed;
         if failed && wc.status == WcStatus::RnrRetryExc {
             let waits = self.witnesses.waits(place.host, wc.qpn);
             let due = self.spec.rnr_retries.into();
             assert!(waits >= due, "q{} end {end}: {wc:?} after {waits} waits of {due}", self.number + 1);
         }
-        place.standing = after;
+        place.state = after;
         // On other services, only the send queue fails.
         if failed && self.spec.service.is_reliable() {
-            place.standing.fatal = true;
+            place.state.fatal = true;
             self.desert(end);
         }
     }
@@ -290,9 +290,9 @@ impl Link {
     fn take_received(&mut self, end: usize, wc: &Wc, queue: usize) {
         let (flow, receiver) = self.way_to(end).expect("receives are posted where something arrives");
         if wc.status != WcStatus::Success {
-            let failed = self.ends[end].standing.fatal;
+            let failed = self.ends[end].state.fatal;
             self.flows[flow].receivers[receiver].failed(wc, queue, failed, &self.law);
-            self.ends[end].standing.fatal = true;
+            self.ends[end].state.fatal = true;
             self.desert(end);
             return;
         }
@@ -312,12 +312,12 @@ impl Link {
 
     /// Handles an event of a QP or completion queue. Returns false if it is not about this channel.
     pub fn take_event(&mut self, host: usize, event: AsyncEvent) -> bool {
-        let found = self.ends.iter().position(|end| match event {
+        let number = self.ends.iter().position(|end| match event {
             AsyncEvent::Qp(index, _) => end.is(host, index),
             AsyncEvent::Cq(cq, _) => end.host == host && end.qp.as_ref().is_some_and(|qp| qp.cq_index == cq),
             _ => false,
         });
-        let Some(at) = found else { return false };
+        let Some(at) = number else { return false };
         let (AsyncEvent::Qp(_, kind) | AsyncEvent::Cq(_, kind)) = event else { return false };
         let what = format!("q{} end {at}: {event:?}", self.number + 1);
         assert!(self.law.may_report(self.way_of_events(at), kind), "{what}: nothing explains it");
@@ -340,12 +340,12 @@ impl Link {
                 end.overflowed = true;
                 end.overflow_events += 1;
                 assert!(end.overflow_events == 1, "{what}: twice");
-                end.standing.fatal = true;
+                end.state.fatal = true;
                 self.desert(at);
             }
             _ => {
                 end.fatal_events += 1;
-                end.standing.fatal = true;
+                end.state.fatal = true;
                 assert!(end.fatal_events == 1, "{what}: twice");
                 self.desert(at);
             }
@@ -362,7 +362,7 @@ impl Link {
 
     /// Notes that the application moved an end to the error state.
     pub fn note_error(&mut self, end: usize) {
-        self.ends[end].standing.fatal = true;
+        self.ends[end].state.fatal = true;
         self.desert(end);
     }
 
@@ -376,8 +376,8 @@ impl Link {
     pub fn note_resumed(&mut self, at: usize) {
         let outstanding = self.way_from(at).map_or(0, |flow| self.flows[flow].outstanding());
         let end = &mut self.ends[at];
-        if std::mem::take(&mut end.standing.failed) {
-            end.standing.flushing = outstanding;
+        if std::mem::take(&mut end.state.failed) {
+            end.state.flushing = outstanding;
         }
         // A QP that leaves SQD before it is drained raises no event for that request.
         end.drains[0] = end.drains[1];
@@ -407,24 +407,24 @@ impl Link {
             }
             match state {
                 QpState::Err => {
-                    assert!(end.standing.fatal, "{what}: no event or completion reported it");
+                    assert!(end.state.fatal, "{what}: no event or completion reported it");
                     let receiver = self.way_to(i).map(|(flow, r)| &self.flows[flow].receivers[r]);
                     assert!(receiver.is_none_or(|r| r.is_idle()), "{what}: receives were not flushed");
                     let due = u32::from(!self.srqs_of(i).is_empty());
                     assert!(end.last_receives == due, "{what}: LAST_WQE_REACHED was not raised");
                 }
-                QpState::Sqe => assert!(end.standing.failed, "{what}: no event or completion reported it"),
+                QpState::Sqe => assert!(end.state.failed, "{what}: no event or completion reported it"),
                 QpState::Sqd => {
                     assert!(end.drains[0] == end.drains[1], "{what}: no SQ_DRAINED event")
                 }
-                _ => assert!(!end.standing.fatal, "{what}: it should have failed"),
+                _ => assert!(!end.state.fatal, "{what}: it should have failed"),
             }
         }
         if self.law.is_strict() && self.spec.service.is_reliable() {
             for flow in &self.flows {
                 let due = flow.ops.iter().filter(|op| op.opcode.consumes_receive()).count();
-                let came = flow.receivers[0].messages_of_life();
-                assert!(came == due, "{}: {came} of {due} messages came", flow.way);
+                let received = flow.receivers[0].messages_of_life();
+                assert!(received == due, "{}: {received} of {due} messages came", flow.way);
             }
         }
     }

@@ -61,16 +61,16 @@ pub fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
 
 /// Asserts that the bytes are the expected ones.
 pub fn assert_bytes(memory: &HostMemory, offset: u64, expected: &[u8], what: &str) {
-    let found = bytes(memory, offset, expected.len());
-    if let Some(at) = (0..expected.len()).find(|i| found[*i] != expected[*i]) {
-        panic!("{what}: byte {at} of {} is {:#04x}, not {:#04x}", expected.len(), found[at], expected[at]);
+    let actual = bytes(memory, offset, expected.len());
+    if let Some(at) = (0..expected.len()).find(|i| actual[*i] != expected[*i]) {
+        panic!("{what}: byte {at} of {} is {:#04x}, not {:#04x}", expected.len(), actual[at], expected[at]);
     }
 }
 
 /// Asserts that each byte is the expected one, or was never written.
 pub fn assert_in_part(memory: &HostMemory, offset: u64, expected: &[u8], what: &str) {
-    let found = bytes(memory, offset, expected.len());
-    if let Some(at) = (0..expected.len()).find(|i| found[*i] != expected[*i] && found[*i] != GUARD) {
-        panic!("{what}: byte {at} of {} is {:#04x}, which no operation wrote", expected.len(), found[at]);
+    let actual = bytes(memory, offset, expected.len());
+    if let Some(at) = (0..expected.len()).find(|i| actual[*i] != expected[*i] && actual[*i] != GUARD) {
+        panic!("{what}: byte {at} of {} is {:#04x}, which no operation wrote", expected.len(), actual[at]);
     }
 }

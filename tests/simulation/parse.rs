@@ -11,9 +11,9 @@ use crate::script::{
 use crate::text::{GRANTS, INTRUSIONS, KINDS, OPCODES, PARTS, SERVICES};
 
 fn meaning<T: Copy>(table: &[(&'static str, T)], word: &str) -> Result<T, String> {
-    let found = table.iter().find(|(w, _)| *w == word).map(|(_, v)| *v);
+    let value = table.iter().find(|(w, _)| *w == word).map(|(_, v)| *v);
     let words = || table.iter().map(|(w, _)| *w).collect::<Vec<_>>().join(", ");
-    found.ok_or_else(|| format!("`{word}` is none of {}", words()))
+    value.ok_or_else(|| format!("`{word}` is none of {}", words()))
 }
 
 /// Iterates over the words of a line.
@@ -273,7 +273,7 @@ fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
         }
         "connect" => Action::Connect {
             channel: words.way()?.channel,
-            anew: meaning(&[("anew", true), ("again", false)], words.next("anew or again")?)?,
+            again: meaning(&[("anew", true), ("again", false)], words.next("anew or again")?)?,
         },
         _ => return Err(format!("`{name}` is no action")),
     })

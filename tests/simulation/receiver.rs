@@ -58,7 +58,7 @@ pub struct Receiver {
     /// Messages received through shared queues, and flushed receives of such queues, over all lives.
     pub from_shared: [u64; 2],
     /// How often the message of each operation arrived.
-    pub came: Vec<u32>,
+    pub arrivals: Vec<u32>,
 }
 
 impl Receiver {
@@ -102,7 +102,7 @@ impl Receiver {
             failed: false,
             flushed: 0,
             from_shared: [0; 2],
-            came: vec![0; ops.len()],
+            arrivals: vec![0; ops.len()],
         }
     }
 
@@ -206,7 +206,7 @@ impl Flow {
             _ => self.find_message(r, wc, &place, law, checks, &what),
         };
         let receiver = &mut self.receivers[r];
-        receiver.came[i] += 1;
+        receiver.arrivals[i] += 1;
         receiver.messages += 1;
         receiver.from_shared[0] += u64::from(!receiver.srqs.is_empty());
         let op = &self.ops[i];
@@ -274,9 +274,9 @@ impl Flow {
                 && (write || content == pattern(self.number(), *i, op.length as usize))
         };
         let from = if law.keeps_order { receiver.next_message[0] } else { 0 };
-        let found = (from..self.ops.len()).filter(is_it).min_by_key(|i| receiver.came[*i]);
-        let i = found.unwrap_or_else(|| panic!("{what}: no such message from number {from} on"));
-        assert!(receiver.came[i] < law.most_copies, "{what}: message {i} comes once too often");
+        let index = (from..self.ops.len()).filter(is_it).min_by_key(|i| receiver.arrivals[*i]);
+        let i = index.unwrap_or_else(|| panic!("{what}: no such message from number {from} on"));
+        assert!(receiver.arrivals[i] < law.most_copies, "{what}: message {i} comes once too often");
         self.receivers[r].next_message[0] = i + 1;
         i
     }
@@ -289,7 +289,7 @@ impl Flow {
             op.opcode.consumes_receive() && !wrong_key && self.fates[*i] == Fate::Done
         };
         let due = (0..self.ops.len()).filter(due).count();
-        let missing = |r: &Receiver| due.saturating_sub(r.came.iter().filter(|n| **n > 0).count()) as u64;
+        let missing = |r: &Receiver| due.saturating_sub(r.arrivals.iter().filter(|n| **n > 0).count()) as u64;
         self.receivers.iter().map(missing).sum()
     }
 

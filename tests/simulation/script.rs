@@ -410,7 +410,7 @@ pub enum Action {
     /// Connects a channel again, with its QPs or with new ones.
     Connect {
         channel: usize,
-        anew: bool,
+        again: bool,
     },
 }
 

@@ -89,11 +89,11 @@ fn script_text_round_trips() {
 
 #[test]
 fn parse_error_names_line_and_allowed_words() {
-    let said = |text: &str| Script::parse(text).expect_err("an error");
-    assert_eq!(said("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group, xrc");
-    assert_eq!(said("q1 rc h1 h3"), "q1: there is no h3");
-    assert_eq!(said("at 5 restart h1"), "line 1: `5` is no time: 5ns, 5us and 5ms are");
-    assert_eq!(said("lose q1> h1 RC_SEND +0"), "line 1: `RC_SEND` is no opcode: RC_SEND_ONLY is");
-    assert_eq!(said("at 5us restart h1 h2"), "line 1: nothing may follow at `h2`");
-    assert_eq!(said("at 5us"), "line 1: the line ends where an action should stand");
+    let error = |text: &str| Script::parse(text).expect_err("an error");
+    assert_eq!(error("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group, xrc");
+    assert_eq!(error("q1 rc h1 h3"), "q1: there is no h3");
+    assert_eq!(error("at 5 restart h1"), "line 1: `5` is no time: 5ns, 5us and 5ms are");
+    assert_eq!(error("lose q1> h1 RC_SEND +0"), "line 1: `RC_SEND` is no opcode: RC_SEND_ONLY is");
+    assert_eq!(error("at 5us restart h1 h2"), "line 1: nothing may follow at `h2`");
+    assert_eq!(error("at 5us"), "line 1: the line ends where an action should stand");
 }

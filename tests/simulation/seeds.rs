@@ -63,14 +63,14 @@ impl Seeds {
                 Ok(outcome) => {
                     let mut done = self.done.lock().expect("no panic");
                     done.0.add(&outcome);
-                    self.tell(seed, &mut done);
+                    self.report(seed, &mut done);
                 }
                 Err(why) => self.fail(seed, &why),
             }
         }
     }
 
-    fn tell(&self, seed: u64, (reach, told): &mut (Reach, Instant)) {
+    fn report(&self, seed: u64, (reach, told): &mut (Reach, Instant)) {
         if self.progress && told.elapsed() > Duration::from_secs(20) {
             *told = Instant::now();
             let failures = self.failures.lock().expect("no panic").len();

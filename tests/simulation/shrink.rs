@@ -22,9 +22,9 @@ impl<'a> Shrinker<'a> {
     /// Returns the smallest failing script found.
     pub fn shrink(&mut self, script: &Script, strikes: &[Rule]) -> Script {
         let mut script = script.clone();
-        let mut said = script.clone();
-        said.weather = strikes.to_vec();
-        self.tries.attempt(&mut script, said);
+        let mut explicit = script.clone();
+        explicit.weather = strikes.to_vec();
+        self.tries.attempt(&mut script, explicit);
         loop {
             let before = script.to_string().len();
             self.without_channels(&mut script);
@@ -148,8 +148,8 @@ impl<'a> Shrinker<'a> {
                 make(op);
                 let after = op.length;
                 if !self.tries.attempt(script, smaller.clone()) {
-                    let gone = packets(script, way, before) - packets(script, way, after);
-                    renumber(&mut smaller, way, gone);
+                    let removed = packets(script, way, before) - packets(script, way, after);
+                    renumber(&mut smaller, way, removed);
                     self.tries.attempt(script, smaller);
                 }
             }
@@ -163,8 +163,8 @@ impl<'a> Shrinker<'a> {
             at -= 1;
             let mut smaller = script.clone();
             let Action::Post(way, op) = smaller.actions.remove(at).action else { continue };
-            let gone = packets(script, way, op.length);
-            renumber(&mut smaller, way, gone);
+            let removed = packets(script, way, op.length);
+            renumber(&mut smaller, way, removed);
             self.tries.attempt(script, smaller);
         }
     }
@@ -210,8 +210,8 @@ fn renumber(script: &mut Script, way: Way, gone: i32) {
     for rule in &mut script.weather {
         let Rule::Strike { frame, .. } = rule else { continue };
         let answers = frame.opcode.info().is_some_and(|info| info.is_response());
-        let asked = Way { back: frame.way.back != answers, ..frame.way };
-        if asked == way {
+        let request_way = Way { back: frame.way.back != answers, ..frame.way };
+        if request_way == way {
             frame.psn -= gone;
         }
     }
@@ -220,9 +220,9 @@ fn renumber(script: &mut Script, way: Way, gone: i32) {
 /// Returns the script without a shared receive queue. Later ones are renumbered. An XRC channel without one takes another of its kind.
 fn without_srq(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
-    let gone = smaller.srqs.remove(number);
+    let removed = smaller.srqs.remove(number);
     let moved = |srq: usize| if srq > number { srq - 1 } else { srq };
-    let other = smaller.srqs.iter().position(|srq| srq.extended == gone.extended);
+    let other = smaller.srqs.iter().position(|srq| srq.extended == removed.extended);
     for channel in &mut smaller.channels {
         channel.srqs.retain(|srq| *srq != number);
         channel.srqs.iter_mut().for_each(|srq| *srq = moved(*srq));

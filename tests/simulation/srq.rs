@@ -171,14 +171,14 @@ impl SharedQueue {
 
     /// Resets the state after a restart of the NIC.
     pub fn forget(&mut self) {
-        self.gone();
+        self.destroyed();
         self.cq = None;
         self.unseen.clear();
         self.domain.set(None);
         self.inbox.open = false;
     }
 
-    fn gone(&mut self) {
+    fn destroyed(&mut self) {
         self.queue = None;
         self.free.extend(std::mem::take(&mut self.open).into_values());
         self.armed = None;
@@ -327,9 +327,9 @@ impl World<'_> {
                 // Take earlier events and completions.
                 self.take_events();
                 for link in &mut self.links {
-                    link.look(self.net.now(), self.net.hosts(), true);
+                    link.poll(self.net.now(), self.net.hosts(), true);
                 }
-                srq.borrow_mut().gone();
+                srq.borrow_mut().destroyed();
                 self.outcome.add("srq destroyed", 1);
             }
             Err(other) => panic!("{place}: {other}"),
@@ -345,7 +345,7 @@ impl World<'_> {
     pub fn check_shared(&mut self) {
         for srq in self.srqs.clone() {
             let place = srq.borrow().place;
-            let users = self.users_of(place, |end| !end.standing.fatal);
+            let users = self.users_of(place, |end| !end.state.fatal);
             srq.borrow().check_end(&self.net.hosts()[place.host], users);
         }
     }

@@ -301,7 +301,7 @@ impl fmt::Display for Action {
             Action::Intrude(place, intrusion, variant) => {
                 write!(f, "intrude {place} {} {variant}", word(&INTRUSIONS, *intrusion))
             }
-            Action::Connect { channel, anew } => {
+            Action::Connect { channel, again: anew } => {
                 write!(f, "connect q{}> {}", channel + 1, if *anew { "anew" } else { "again" })
             }
         }

@@ -32,7 +32,7 @@ pub struct Vandal {
     /// Key and address of the other vandal's memory.
     other: (RKey, u64),
     state: u64,
-    left: u32,
+    remaining: u32,
 }
 
 impl Vandal {
@@ -86,7 +86,7 @@ impl World<'_> {
             let qps = (0..QPS).map(|at| hosts[host].create_qp_as(init(at), 64)).collect();
             let memory = hosts[host].register(BYTES as usize, Access::READ_WRITE | Access::REMOTE_ATOMIC);
             let (other, state) = ((RKey(0), 0), seed << 1 | host as u64);
-            self.vandals.push(Vandal { host, qps, memory, other, state, left: STEPS });
+            self.vandals.push(Vandal { host, qps, memory, other, state, remaining: STEPS });
         }
         for (own, peer) in [(0, 1), (1, 0)] {
             let other = &self.vandals[peer];
@@ -107,8 +107,8 @@ impl World<'_> {
     /// Runs a step of each vandal.
     pub fn vandalize(&mut self) {
         let mut vandals = std::mem::take(&mut self.vandals);
-        for vandal in vandals.iter_mut().filter(|vandal| vandal.left > 0) {
-            vandal.left -= 1;
+        for vandal in vandals.iter_mut().filter(|vandal| vandal.remaining > 0) {
+            vandal.remaining -= 1;
             vandal.act(self);
             self.outcome.add("acts of vandals", 1);
         }

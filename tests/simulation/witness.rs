@@ -79,7 +79,7 @@ struct Line {
     /// PSN of the last RNR NAK, and the number of consecutive ones.
     not_ready: Option<(Psn, u32)>,
     /// A response that overtook another made the requester go back, and nothing new was acknowledged since.
-    went_back: bool,
+    was_rewound: bool,
     /// Selective repeat: what was sent again.
     repeats: Repeats,
     /// Selective repeat: places of READ responses that were asked for again, alone.
@@ -88,7 +88,7 @@ struct Line {
     draining: bool,
     drained: bool,
     /// Requests with a response of their own, by the distance of their PSN from `origin`.
-    asked: BTreeMap<i32, Asked>,
+    requests: BTreeMap<i32, Asked>,
     origin: Option<Psn>,
     last_answer: Option<Psn>,
     /// Lowest PSN of a repeated request since a response last went back.
@@ -97,7 +97,7 @@ struct Line {
     questions: Vec<Psn>,
     last_nak: LastNak,
     /// PSN and arrival time of a request with AckReq, if its ACK need not wait.
-    owed: Option<(Psn, Nanos)>,
+    ack_due: Option<(Psn, Nanos)>,
 }
 
 impl Line {
@@ -109,18 +109,18 @@ impl Line {
             plain: HashSet::new(),
             acknowledged: None,
             not_ready: None,
-            went_back: false,
+            was_rewound: false,
             repeats: Repeats::default(),
             parts: BTreeSet::new(),
             draining: false,
             drained: false,
-            asked: BTreeMap::new(),
+            requests: BTreeMap::new(),
             origin: None,
             last_answer: None,
             lowest: None,
             questions: Vec::new(),
             last_nak: LastNak::None,
-            owed: None,
+            ack_due: None,
         }
     }
 
@@ -130,11 +130,11 @@ impl Line {
     }
 
     /// The request with a response of its own that covers a PSN, and the index of that response packet.
-    fn asked_at(&mut self, psn: Psn) -> Option<(&mut Asked, u32)> {
+    fn request_at(&mut self, psn: Psn) -> Option<(&mut Asked, u32)> {
         let at = self.at(psn);
-        let (first, asked) = self.asked.range_mut(..=at).next_back()?;
+        let (first, request) = self.requests.range_mut(..=at).next_back()?;
         let packet = (at - first) as u32;
-        (packet < asked.packets).then_some((asked, packet))
+        (packet < request.packets).then_some((request, packet))
     }
 
     /// Number of response packets that a READ request asks for.
@@ -144,7 +144,7 @@ impl Line {
     }
 
     /// Checks a received request. `verdict` is the NIC's comment on it.
-    fn request_came(&mut self, now: Nanos, packet: &Packet, verdict: &str) {
+    fn check_request(&mut self, now: Nanos, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         match verdict {
             "executed" => {
@@ -153,22 +153,22 @@ impl Line {
                     let is_read = packet.info().operation == Operation::ReadRequest;
                     let packets = if is_read { self.packets(packet) } else { 1 };
                     let at = self.at(psn);
-                    self.asked.insert(at, Asked { packets, due: Some(0) });
+                    self.requests.insert(at, Asked { packets, due: Some(0) });
                 } else {
                     self.at(psn);
                     // Responses leave in order, and READ responses are paced.
                     let waits =
-                        !self.parts.is_empty() || self.asked.values().any(|asked| asked.due.is_some());
+                        !self.parts.is_empty() || self.requests.values().any(|request| request.due.is_some());
                     if packet.bth.ack_req && !waits {
-                        self.owed.get_or_insert((psn, now));
+                        self.ack_due.get_or_insert((psn, now));
                     }
                 }
             }
             "duplicate: answered again, not executed again" => {
                 // A question has the PSN of any request. Its ACK is that of the request before, whatever that was, or if the responder has
                 // forgotten, that of the question.
-                let is_question = !has_own_answer(packet) && self.asked_at(psn).is_some();
-                let before = self.asked_at(psn).map_or(psn, |(_, packet)| psn - (packet + 1));
+                let is_question = !has_own_answer(packet) && self.request_at(psn).is_some();
+                let before = self.request_at(psn).map_or(psn, |(_, packet)| psn - (packet + 1));
                 let from = if is_question { before } else { psn };
                 self.questions.extend(is_question.then_some(psn));
                 self.lowest = Some(self.lowest.filter(|lowest| lowest.is_before(from)).unwrap_or(from));
@@ -178,14 +178,14 @@ impl Line {
                     let at = self.at(psn);
                     self.parts.insert(at);
                 } else if has_own_answer(packet)
-                    && let Some((asked, packet)) = self.asked_at(psn)
+                    && let Some((request, packet)) = self.request_at(psn)
                 {
-                    let goes_on = asked.due.filter(|due| selective && *due < packet);
-                    asked.due = goes_on.or(Some(packet));
+                    let continues = request.due.filter(|due| selective && *due < packet);
+                    request.due = continues.or(Some(packet));
                 }
                 // Responses leave in order: the one to a duplicate goes before a pending ACK, and is paced.
                 if has_own_answer(packet) {
-                    self.owed = None;
+                    self.ack_due = None;
                 }
             }
             "no receive posted: RNR NAK" => {
@@ -205,11 +205,11 @@ impl Line {
     }
 
     /// Checks a received response.
-    fn answer_came(&mut self, packet: &Packet, verdict: &str) {
+    fn check_response(&mut self, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
-        let asks = packet.info().operation == Operation::SelectiveAcknowledge;
-        let positive = !asks && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
+        let is_sack = packet.info().operation == Operation::SelectiveAcknowledge;
+        let positive = !is_sack && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
         let acknowledged = match verdict {
             "acknowledges" => Some(psn.next()),
             _ if verdict.ends_with("send again") || verdict.contains("wait") => Some(psn),
@@ -218,13 +218,17 @@ impl Line {
         self.acknowledged = acknowledged.or(self.acknowledged);
         match verdict {
             "acknowledges" if self.known.selective => self.repeats.acknowledged(psn),
-            "acknowledges" => self.went_back = false,
-            "implied NAK: go back and send again" => self.went_back = true,
+            "acknowledges" => self.was_rewound = false,
+            "implied NAK: go back and send again" => self.was_rewound = true,
             _ if verdict.starts_with("came early") => self.repeats.overtaken(psn),
             _ if verdict.starts_with("asked for") => self.repeats.overtaken(psn),
             "stale: already going back" if positive && !(self.paced && self.known.selective) => {
-                let (name, is_asked) = (&self.known.name, self.went_back || self.repeats.are_before(psn));
-                assert!(is_asked, "{name}: {packet} overtakes what was asked, and nothing is asked again");
+                let (name, is_requested) =
+                    (&self.known.name, self.was_rewound || self.repeats.are_before(psn));
+                assert!(
+                    is_requested,
+                    "{name}: {packet} overtakes what was asked, and nothing is asked again"
+                );
             }
             _ if verdict.starts_with("receiver not ready: wait") => {
                 let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
@@ -277,20 +281,20 @@ impl Line {
         let (psn, name) = (packet.bth.psn, self.known.name.clone());
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
         let acknowledges = packet.info().operation == Operation::Acknowledge;
-        if let Some((_, since)) = self.owed.take_if(|(asked, _)| !psn.is_before(*asked)) {
+        if let Some((_, since)) = self.ack_due.take_if(|(request, _)| !psn.is_before(*request)) {
             let late = now - since;
             assert!(!prompt || late < AT_ONCE, "{name}: {packet} leaves {late} after it was asked for");
         }
-        let asks = packet.info().operation == Operation::SelectiveAcknowledge;
-        if asks || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
+        let is_sack = packet.info().operation == Operation::SelectiveAcknowledge;
+        if is_sack || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
             return;
         }
-        let asked = self.questions.iter().position(|asked| !asked.is_before(psn));
-        if let Some(asked) = asked.filter(|_| acknowledges && self.asked_at(psn).is_some()) {
-            self.questions.remove(asked);
+        let request = self.questions.iter().position(|request| !request.is_before(psn));
+        if let Some(request) = request.filter(|_| acknowledges && self.request_at(psn).is_some()) {
+            self.questions.remove(request);
             return;
         }
-        match self.asked_at(psn) {
+        match self.request_at(psn) {
             Some(_) => assert!(!acknowledges, "{name}: {packet}: that PSN has an answer of its own"),
             None => assert!(acknowledges, "{name}: {packet}: no request has that PSN"),
         }
@@ -298,15 +302,15 @@ impl Line {
         if packet.info().position == Position::Only && self.parts.remove(&at) {
             return;
         }
-        if let Some((asked, k)) = self.asked_at(psn) {
-            assert!(asked.due == Some(k), "{name}: {packet}: packet {k} of {asked:?} is not due");
-            asked.due = (k + 1 < asked.packets).then_some(k + 1);
+        if let Some((request, k)) = self.request_at(psn) {
+            assert!(request.due == Some(k), "{name}: {packet}: packet {k} of {request:?} is not due");
+            request.due = (k + 1 < request.packets).then_some(k + 1);
         }
         if self.last_answer.is_some_and(|last| psn.is_before(last)) {
             let lowest = self.lowest.take();
-            let was_asked = lowest.is_some_and(|lowest| !psn.is_before(lowest));
+            let was_requested = lowest.is_some_and(|lowest| !psn.is_before(lowest));
             assert!(
-                was_asked,
+                was_requested,
                 "{name}: {packet} behind {:?}, and asked again is {lowest:?}",
                 self.last_answer
             );
@@ -473,15 +477,15 @@ impl Port for Witness {
             }
             return;
         };
-        book.congested.came(self.now, self.host, &packet, &received.frame, &verdict);
+        book.congested.check_received(self.now, self.host, &packet, &received.frame, &verdict);
         if is_notification(&packet) {
             return;
         }
         let Some(line) = book.to(self.host, &packet) else { return };
         if packet.info().is_response() {
-            line.answer_came(&packet, &verdict);
+            line.check_response(&packet, &verdict);
         } else {
-            line.request_came(self.now, &packet, &verdict);
+            line.check_request(self.now, &packet, &verdict);
         }
     }
 

@@ -152,7 +152,7 @@ impl<'a> World<'a> {
         let (patience, steps) = (PATIENCE + Law::longest(self.script), Law::steps(self.script));
         for step in 0.. {
             assert!(step < MOST_STEPS + steps, "not quiet after {step} steps, at {}", self.net.now());
-            self.hear();
+            self.announce_moves();
             while let Some(timed) = self.script.actions.get(self.next_action)
                 && timed.at <= self.net.now()
             {
@@ -170,8 +170,8 @@ impl<'a> World<'a> {
             let alive = self.pass(limit);
             self.check_stations();
             // A moderated event may have been raised by its timer.
-            let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
-            if !alive && limit == Nanos::MAX && !dawdles && !told {
+            let notified = self.links.iter_mut().fold(false, |notified, link| notified | link.has_event());
+            if !alive && limit == Nanos::MAX && !dawdles && !notified {
                 break;
             }
             let now = self.net.now();
@@ -180,8 +180,8 @@ impl<'a> World<'a> {
         self.take_events();
         self.check_accounts();
         for link in &mut self.links {
-            link.check_told();
-            link.look(self.net.now(), self.net.hosts(), true);
+            link.check_notified();
+            link.poll(self.net.now(), self.net.hosts(), true);
         }
     }
 
@@ -199,11 +199,11 @@ impl<'a> World<'a> {
         let Some(qp) = end.qp.as_ref().filter(|_| end.usable) else { return };
         let command = Command::ExamineQp(qp.handle.index, true);
         let now = self.net.now();
-        let has_heard = match self.net.hosts_mut()[end.host].call(now, command) {
-            Ok(Answer::Heard(has_heard)) => has_heard,
+        let has_received = match self.net.hosts_mut()[end.host].call(now, command) {
+            Ok(Answer::Heard(has_received)) => has_received,
             other => panic!("a QP in use: {other:?}"),
         };
-        self.outcome.add(if has_heard { "heard" } else { "questions" }, 1);
+        self.outcome.add(if has_received { "heard" } else { "questions" }, 1);
     }
 
     /// Time of the last action, jumps included.
@@ -229,7 +229,7 @@ impl<'a> World<'a> {
         self.take_events();
         let mut dawdles = self.post_shared();
         for link in &mut self.links {
-            link.look(self.net.now(), self.net.hosts(), false);
+            link.poll(self.net.now(), self.net.hosts(), false);
             dawdles |= link.post(self.net.now(), self.net.hosts());
         }
         dawdles
@@ -255,10 +255,10 @@ impl<'a> World<'a> {
     }
 
     /// Tells the hosts the new MAC addresses that are due.
-    fn hear(&mut self) {
+    fn announce_moves(&mut self) {
         let now = self.net.now();
-        let heard: Vec<_> = self.pending_moves.extract_if(.., |(at, _)| *at <= now).collect();
-        for (_, moved) in heard {
+        let due: Vec<_> = self.pending_moves.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, moved) in due {
             let mac = self.stations.mac(moved);
             for gid in self.stations.gids(moved, self.script.hosts.ipv6) {
                 for (_, host) in self.net.hosts_mut().iter_mut().filter(|(i, _)| *i != moved) {
@@ -344,7 +344,9 @@ impl<'a> World<'a> {
             }
             Action::Limit(place, limit) => self.limit(place, limit),
             Action::Intrude(place, intrusion, variant) => self.intrude(place, intrusion, variant),
-            Action::Connect { channel, anew } if channel < self.links.len() => self.connect(channel, anew),
+            Action::Connect { channel, again: anew } if channel < self.links.len() => {
+                self.connect(channel, anew)
+            }
             _ => {}
         }
     }
@@ -410,7 +412,7 @@ impl<'a> World<'a> {
             self.take_events();
             let World { net, links, .. } = self;
             let link = &mut links[place.channel];
-            link.look(net.now(), net.hosts(), true);
+            link.poll(net.now(), net.hosts(), true);
             link.abandon(place.end);
         }
     }
@@ -436,7 +438,7 @@ impl<'a> World<'a> {
         self.take_events();
         let World { net, links, .. } = self;
         let link = &mut links[place.channel];
-        link.look(net.now(), net.hosts(), true);
+        link.poll(net.now(), net.hosts(), true);
         link.note_draining(place.end, attr.state == Some(QpState::Sqd));
         if !link.modify(net.now(), net.hosts_mut(), place.end, from, &attr) {
             return;
@@ -573,7 +575,7 @@ fn action_name(action: &Action) -> &'static str {
         Action::Intrude(_, Intrusion::Spoof, _) => "intrude spoof",
         Action::Intrude(_, Intrusion::Notice, _) => "intrude notice",
         Action::Intrude(_, Intrusion::Unknown, _) => "intrude unknown",
-        Action::Connect { anew: true, .. } => "connect anew",
-        Action::Connect { anew: false, .. } => "connect again",
+        Action::Connect { again: true, .. } => "connect anew",
+        Action::Connect { again: false, .. } => "connect again",
     }
 }

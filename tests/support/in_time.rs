@@ -72,7 +72,7 @@ impl ChildInTime for Child {
         let whole = |stream: &Option<Stream>| stream.as_ref().is_none_or(|stream| stream.ends_by(until));
         let ended = whole(&stdout) && whole(&stderr);
         let [stdout, stderr] =
-            [stdout, stderr].map(|stream| stream.map(|stream| stream.so_far()).unwrap_or_default());
+            [stdout, stderr].map(|stream| stream.map(|stream| stream.output()).unwrap_or_default());
         match status {
             Some(status) if ended => Output { status, stdout, stderr },
             _ => panic!(
@@ -130,13 +130,13 @@ impl Stream {
     }
 
     /// Returns what has been read until now.
-    pub(crate) fn so_far(&self) -> Vec<u8> {
+    pub(crate) fn output(&self) -> Vec<u8> {
         lock(&self.bytes).clone()
     }
 
     /// Returns what has been read until now, as text.
     pub(crate) fn text(&self) -> String {
-        String::from_utf8_lossy(&self.so_far()).into_owned()
+        String::from_utf8_lossy(&self.output()).into_owned()
     }
 
     /// Returns true if every process that has the stream closes it by then.

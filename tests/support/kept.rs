@@ -15,21 +15,21 @@ const WRITE: &str = "WRITE_FORMATS";
 /// none may be added unless readers ignore parts that they do not know (`may_grow`).
 #[track_caller]
 pub(crate) fn compare(file: &Path, now: &BTreeMap<String, Format>, may_grow: bool, advice: &str) {
-    let kept = read(&fs::read_to_string(file).unwrap_or_default());
-    let (mut wrong, mut differs) = (String::new(), kept.len() != now.len());
-    for (name, (before, parts)) in &kept {
+    let recorded = read(&fs::read_to_string(file).unwrap_or_default());
+    let (mut wrong, mut differs) = (String::new(), recorded.len() != now.len());
+    for (name, (before, parts)) in &recorded {
         let Some((version, new)) = now.get(name) else {
             let _ = writeln!(wrong, "{name}: gone");
             continue;
         };
         differs |= (before, parts) != (version, new);
-        let gone: Vec<_> = parts.difference(new).cloned().collect();
+        let missing: Vec<_> = parts.difference(new).cloned().collect();
         let added: Vec<_> = new.difference(parts).cloned().collect();
-        if version < before || version == before && !(gone.is_empty() && (may_grow || added.is_empty())) {
+        if version < before || version == before && !(missing.is_empty() && (may_grow || added.is_empty())) {
             let _ = writeln!(
                 wrong,
                 "{name} is still version {version}:\n- {}\n+ {}",
-                gone.join("\n- "),
+                missing.join("\n- "),
                 added.join("\n+ ")
             );
         }

@@ -17,7 +17,7 @@ const EXPORTS: &str = include_str!("exports.txt");
 fn exports(library: &Path) -> BTreeSet<String> {
     let output = Command::new("readelf").args(["-Ws", "--dyn-syms"]).arg(library).output_in_time().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let mut found = BTreeSet::new();
+    let mut symbols = BTreeSet::new();
     for line in text.lines() {
         let fields: Vec<_> = line.split_whitespace().collect();
         // Columns: Num Value Size Type Bind Vis Ndx Name.
@@ -27,10 +27,10 @@ fn exports(library: &Path) -> BTreeSet<String> {
             && fields[6] != "ABS"
             && fields[7].contains('@')
         {
-            found.insert(fields[7].to_owned());
+            symbols.insert(fields[7].to_owned());
         }
     }
-    found
+    symbols
 }
 
 /// True for a call of the C library that the library interposes.
@@ -60,10 +60,10 @@ fn wanted() -> BTreeSet<String> {
 #[test]
 fn exports_are_exactly_rdma_cores() {
     let wanted = wanted();
-    let mut found = exports(&folder().join("libibverbs.so.1"));
-    found.retain(|symbol| !is_of_libc(symbol));
-    let missing: Vec<_> = wanted.difference(&found).collect();
-    let surplus: Vec<_> = found.difference(&wanted).collect();
+    let mut symbols = exports(&folder().join("libibverbs.so.1"));
+    symbols.retain(|symbol| !is_of_libc(symbol));
+    let missing: Vec<_> = wanted.difference(&symbols).collect();
+    let surplus: Vec<_> = symbols.difference(&wanted).collect();
     assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, surplus {surplus:?}");
 }
 
@@ -148,9 +148,9 @@ fn c_program(name: &str, source: &str) -> Option<String> {
         .env_remove("ROXIE_DEV")
         .output_in_time()
         .unwrap();
-    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
-    assert!(ran.status.success(), "{:?}: {said}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
-    Some(said)
+    let output = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{:?}: {output}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    Some(output)
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn succeeds(name: &str, flags: &[&str]) {
     let (_place, program) = compiled("accounts", &[&["-libverbs"], flags].concat());
     let site = Site::new("accounts");
     for port in ports() {
-        let ended = site.near(port, &program.to_string_lossy()).finish();
-        assert!(ended.status.success() && ended.said.contains("all so"), "{port}, {flags:?}: {ended:?}");
+        let ended = site.local(port, &program.to_string_lossy()).finish();
+        assert!(ended.status.success() && ended.output.contains("all so"), "{port}, {flags:?}: {ended:?}");
     }
 }

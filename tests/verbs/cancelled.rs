@@ -11,7 +11,7 @@ fn cancellation_points_match_rdma_core() {
     let (_place, program) = compiled("cancelled", &["-libverbs", "-lpthread"]);
     let site = Site::new("cancel");
     for port in ports() {
-        let ended = site.near(port, &program.to_string_lossy()).finish();
-        assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
+        let ended = site.local(port, &program.to_string_lossy()).finish();
+        assert!(ended.status.success() && ended.output.contains("all so"), "{port}: {ended:?}");
     }
 }

@@ -114,13 +114,13 @@ struct Watched {
 struct Played {
     client: Finished,
     server: Finished,
-    came: [Vec<Seen>; 2],
+    arrived: [Vec<Seen>; 2],
 }
 
 impl Watched {
     fn new(tag: &str) -> Watched {
         let site = Site::new(tag);
-        let taps = [Tap::new(&site.near), Tap::new(&site.far)];
+        let taps = [Tap::new(&site.local), Tap::new(&site.remote)];
         Watched { site, taps, place: tempfile::tempdir().unwrap() }
     }
 
@@ -131,7 +131,7 @@ impl Watched {
     fn start(&self, end: &str, port: &str, options: &str, program: &str) -> Running {
         let capture = self.capture(end);
         let (namespace, dev) =
-            if end == "near" { (&self.site.near, "left") } else { (&self.site.far, "right") };
+            if end == "near" { (&self.site.local, "left") } else { (&self.site.remote, "right") };
         let mut all = vec!["--dev", dev, "--port", port, "--capture", capture.to_str().unwrap()];
         all.extend(options.split_whitespace());
         Running::start(namespace, launcher(&all, program))
@@ -147,10 +147,10 @@ impl Watched {
         }
         let client = self.start("far", port, options, &format!("{program} {NEAR}")).finish();
         let server = server.finish();
-        let heard = self.taps.each_ref().map(Tap::seen);
+        let tapped = self.taps.each_ref().map(Tap::seen);
         let captured = ["near", "far"].map(|end| arrived(&self.capture(end)));
-        let came = if port == "xdp" { captured } else { heard };
-        Played { client, server, came }
+        let packets = if port == "xdp" { captured } else { tapped };
+        Played { client, server, arrived: packets }
     }
 }
 
@@ -168,11 +168,11 @@ impl Played {
 
     /// Counts data packets by their marks, at either end.
     fn marks(&self) -> BTreeMap<Marks, usize> {
-        let mut found = BTreeMap::new();
-        for seen in self.came.iter().flatten().filter(|seen| carries_data(seen.opcode)) {
-            *found.entry(seen.marks).or_default() += 1;
+        let mut marks = BTreeMap::new();
+        for seen in self.arrived.iter().flatten().filter(|seen| carries_data(seen.opcode)) {
+            *marks.entry(seen.marks).or_default() += 1;
         }
-        found
+        marks
     }
 }
 
@@ -203,8 +203,12 @@ fn perftests_traffic_class_is_on_the_wire() {
                 let command = format!("{program} -x 1 -F -n 20 -s 5000 --sl=3 {asked}");
                 let played = watched.play(port, options, &command).well();
                 let marks = played.marks();
-                let told = format!("{port}: {options} -- {command}: {marks:?}");
-                assert_eq!(set(marks.keys().map(|m| (m.tos, m.priority))), set([(expected, None)]), "{told}");
+                let context = format!("{port}: {options} -- {command}: {marks:?}");
+                assert_eq!(
+                    set(marks.keys().map(|m| (m.tos, m.priority))),
+                    set([(expected, None)]),
+                    "{context}"
+                );
             }
         }
     }
@@ -245,8 +249,8 @@ fn connection_or_default_tos_is_used() {
             ] {
                 let command = format!("{program} -R -F -n 20 -s 5000 {asked}");
                 let marks = watched.play(port, options, &command).well().marks();
-                let told = format!("{port}: {options} -- {command}: {marks:?}");
-                assert_eq!(set(marks.keys().map(|m| m.tos)), set(expected.iter().copied()), "{told}");
+                let context = format!("{port}: {options} -- {command}: {marks:?}");
+                assert_eq!(set(marks.keys().map(|m| m.tos)), set(expected.iter().copied()), "{context}");
             }
         }
     }
@@ -265,8 +269,8 @@ fn launchers_rate_is_not_exceeded() {
             let played = watched.play(port, "--cc fixed,rate=20M", &command).well();
             // Times are by the receiver's clock; a late pass may catch up.
             let end = if program == "ib_read_bw" { "far" } else { "near" };
-            let came = arrived(&watched.capture(end));
-            let data: Vec<_> = came.iter().filter(|seen| carries_data(seen.opcode)).collect();
+            let packets = arrived(&watched.capture(end));
+            let data: Vec<_> = packets.iter().filter(|seen| carries_data(seen.opcode)).collect();
             let bits = |from: usize| 8 * data[from + 1..].iter().map(|seen| seen.bytes as u64).sum::<u64>();
             assert!(bits(0) >= 40 * 16384 * 7, "{} bits", bits(0));
             // On a busy machine, the receiver may see the first frames late. A rate that is really exceeded shows from any
@@ -274,7 +278,7 @@ fn launchers_rate_is_not_exceeded() {
             let last = data.last().expect("data").at_ns;
             let rate = |from: usize| bits(from) as f64 * 1e3 / (last - data[from].at_ns) as f64;
             let mbps = (0..4).map(|eighth| rate(data.len() * eighth / 8)).fold(f64::MAX, f64::min);
-            println!("{port} {program}: {mbps:.2} Mb/s on the wire; {}", rate_of(&played.client.said));
+            println!("{port} {program}: {mbps:.2} Mb/s on the wire; {}", rate_of(&played.client.output));
             assert!(mbps < 20.4, "{port} {program}: {mbps} Mb/s");
         }
     }
@@ -299,19 +303,19 @@ fn perftests_rate_limiters_work() {
         // perftest's own limiter sends bursts.
         let software = "--rate_limit=0.02 --rate_limit_type=SW --burst_size=4";
         let played = watched.play(port, "", &format!("ib_write_bw -x 1 -F -n 40 -s 16384 {software}")).well();
-        println!("{port} software: {}", rate_of(&played.client.said));
+        println!("{port} software: {}", rate_of(&played.client.output));
         // perftest sets the QP's rate and reads it back, but trusts it on InfiniBand only (`ctx_connect`). On any RoCE device
         // it also limits by itself.
         let played = watched.play(port, "", "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5").well();
-        assert!(played.client.said.contains("providing SW rate limit"), "{:?}", played.client);
+        assert!(played.client.output.contains("providing SW rate limit"), "{:?}", played.client);
         let command = "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5 --rate_limit_type=HW";
         let server = watched.start("near", port, "", "ib_write_bw -x 1 -F -n 40 -s 16384");
         let mut server = server;
         server.wait_until_it_listens(PORT);
         let refused = watched.start("far", port, "", &format!("{command} {NEAR}")).finish();
         drop(server);
-        assert!(!refused.status.success() && refused.said.contains("failed to accept HW rate limit"));
-        assert!(!refused.said.contains("roxie run: "), "the device refused nothing: {refused:?}");
+        assert!(!refused.status.success() && refused.output.contains("failed to accept HW rate limit"));
+        assert!(!refused.output.contains("roxie run: "), "the device refused nothing: {refused:?}");
     }
 }
 
@@ -330,17 +334,17 @@ fn rates_labels_and_service_levels_apply() {
             let ended = watched
                 .start("near", port, "--qos tag=off", &format!("{} {way}", program.display()))
                 .finish();
-            assert!(ended.status.success() && ended.said.contains("all so"), "{port} {way}: {ended:?}");
-            println!("{port} {way}: {}", ended.said);
+            assert!(ended.status.success() && ended.output.contains("all so"), "{port} {way}: {ended:?}");
+            println!("{port} {way}: {}", ended.output);
             // The far end has only its kernel, which receives what AF_XDP sends.
-            let [_, heard] = watched.taps.each_ref().map(Tap::seen);
-            let marks = set(heard.iter().map(|seen| (seen.marks.tos, seen.marks.source_port)));
-            let told = format!("{port} {way}: {} packets, {marks:?}", heard.len());
+            let [_, tapped] = watched.taps.each_ref().map(Tap::seen);
+            let marks = set(tapped.iter().map(|seen| (seen.marks.tos, seen.marks.source_port)));
+            let context = format!("{port} {way}: {} packets, {marks:?}", tapped.len());
             if port == "xdp" {
-                assert_eq!(marks, set([(0x68, source_port)]), "{told}");
+                assert_eq!(marks, set([(0x68, source_port)]), "{context}");
             } else {
                 // Sockets have their own source ports; each path uses one of them (`udp/tx`).
-                assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{told}");
+                assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{context}");
             }
         }
     }
@@ -359,20 +363,24 @@ fn knob_file_changes_a_running_program() {
     for port in ports() {
         std::fs::write(&knobs, "fixed,rate=20M\n").unwrap();
         let command = "ib_write_bw -x 1 -F -n 20000 -s 16384";
-        let mut server = watched.site.near(port, command);
+        let mut server = watched.site.local(port, command);
         server.wait_until_it_listens(PORT);
         let options = ["--dev", "right", "--port", port];
         let all: Vec<&str> = options.into_iter().chain(option.split(' ')).collect();
         let client = launcher(&all, &format!("{command} {NEAR}"));
-        let mut client = Running::start(&watched.site.far, client);
+        let mut client = Running::start(&watched.site.remote, client);
         // The program sends by the first knobs, then the second are refused.
-        client.wait_until("sending", |_| sent_bytes(&watched.site.far) > 0);
+        client.wait_until("sending", |_| sent_bytes(&watched.site.remote) > 0);
         std::fs::write(&knobs, "fixed,rat=9G").unwrap();
-        client.wait_until_it_says("congestion control stays as it is");
+        client.wait_for_output("congestion control stays as it is");
         std::fs::write(&knobs, "off # as fast as it goes").unwrap();
         let ended = client.finish();
         assert!(ended.status.success() && server.finish().status.success(), "{port}: {ended:?}");
-        let told = ended.said.matches("congestion control stays as it is").count();
-        assert_eq!((told, ended.said.contains("`rat` is no knob of fixed")), (1, true), "{port}: {ended:?}");
+        let warnings = ended.output.matches("congestion control stays as it is").count();
+        assert_eq!(
+            (warnings, ended.output.contains("`rat` is no knob of fixed")),
+            (1, true),
+            "{port}: {ended:?}"
+        );
     }
 }

@@ -34,9 +34,9 @@ fn run(tag: &str, program: &str) {
     let place = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(place.path(), format!("{PRELUDE}{program}print('fine')\n")).unwrap();
     let path = place.path().display().to_string();
-    let ran = Site::new(tag).near("udp", &format!("python3 {path}")).finish();
-    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
-    assert!(!ran.said.contains("is an address of this host, but not of"), "it is the device's: {ran:?}");
+    let ran = Site::new(tag).local("udp", &format!("python3 {path}")).finish();
+    assert!(ran.status.success() && ran.output.contains("fine"), "{ran:?}");
+    assert!(!ran.output.contains("is an address of this host, but not of"), "it is the device's: {ran:?}");
 }
 
 #[test]

@@ -33,8 +33,8 @@ pub(crate) fn agent() -> (TempDir, PathBuf) {
 pub(crate) fn target(site: &Site, port: &str, program: &Path, bug: &str) -> Running {
     let mut command = launcher(&["--dev", "right", "--port", port], &program.display().to_string());
     command.env("ROXIE_PLANTED_BUG", bug);
-    let mut agent = Running::start(&site.far, command);
-    agent.wait_until_it_says("TCP port");
+    let mut agent = Running::start(&site.remote, command);
+    agent.wait_for_output("TCP port");
     agent
 }
 
@@ -42,15 +42,15 @@ pub(crate) fn target(site: &Site, port: &str, program: &Path, bug: &str) -> Runn
 pub(crate) fn conform(site: &Site, options: &str) -> Finished {
     let mut command = Command::new(folder().join("roxie"));
     command.args(["conform", "--target", FAR]).args(options.split_whitespace());
-    Running::start(&site.near, command).finish()
+    Running::start(&site.local, command).finish()
 }
 
 /// Runs the bench on this host, where there is nothing to test.
 pub(crate) fn here(options: &str) -> (i32, String) {
     let mut command = Command::new(folder().join("roxie"));
     let done = command.arg("conform").args(options.split_whitespace()).output_in_time().unwrap();
-    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-    (done.status.code().unwrap_or(-1), said.into_owned())
+    let output = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    (done.status.code().unwrap_or(-1), output.into_owned())
 }
 
 #[test]
@@ -72,11 +72,11 @@ fn roxie_keeps_every_rule_over_each_port() {
             file("packets").display()
         );
         let done = conform(&site, &options);
-        assert_eq!(done.status.code(), Some(0), "{port}: {}", done.said);
+        assert_eq!(done.status.code(), Some(0), "{port}: {}", done.output);
         let report = Report::read(&fs::read_to_string(file("run.json")).unwrap()).unwrap();
         let others = report.checks.iter().filter(|outcome| outcome.verdict != Verdict::Keeps);
         let others: Vec<&str> = others.map(|outcome| outcome.name.as_str()).collect();
-        assert_eq!(others, [""; 0], "{port}: {}", done.said);
+        assert_eq!(others, [""; 0], "{port}: {}", done.output);
         assert_eq!(report.checks.len(), roxie_conform::checks::all().len());
         assert_eq!(report.device["device"], "roxie0");
         let sends = report.checks.iter().find(|outcome| outcome.name == "rc/valid/send_only").unwrap();
@@ -99,11 +99,11 @@ fn socket_names_the_checks_it_leaves_out() {
     let site = Site::new("conform");
     let _agent = target(&site, "udp", &program, "");
     let done = conform(&site, "--link socket --filter rc/cnp");
-    assert_eq!(done.status.code(), Some(0), "{}", done.said);
-    assert!(done.said.contains("3 keep, 0 break, 0 lenient, 6 not tested"), "{}", done.said);
-    assert!(done.said.contains("needs CAP_NET_RAW"), "{}", done.said);
+    assert_eq!(done.status.code(), Some(0), "{}", done.output);
+    assert!(done.output.contains("3 keep, 0 break, 0 lenient, 6 not tested"), "{}", done.output);
+    assert!(done.output.contains("needs CAP_NET_RAW"), "{}", done.output);
     let none = conform(&site, "--link socket --filter rc/dropped/other_address");
-    assert_eq!(none.status.code(), Some(77), "{}", none.said);
+    assert_eq!(none.status.code(), Some(77), "{}", none.output);
 }
 
 /// Planted bugs, and the check that must find each.
@@ -149,11 +149,11 @@ fn planted_bugs_break_the_right_checks() {
         let site = Site::new("conform");
         let _agent = target(&site, "packet", &program, bug);
         let done = conform(&site, &format!("--filter {check} --json {}", json.display()));
-        assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
+        assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.output);
         let report = Report::read(&fs::read_to_string(&json).unwrap()).unwrap();
-        let found = report.checks.iter().find(|outcome| outcome.name == check).unwrap();
-        assert_eq!(found.verdict, Verdict::Breaks, "{bug}: {}", done.said);
-        assert!(!found.came.is_empty() && !found.ladder.is_empty(), "{bug}: {}", done.said);
+        let check_outcome = report.checks.iter().find(|outcome| outcome.name == check).unwrap();
+        assert_eq!(check_outcome.verdict, Verdict::Breaks, "{bug}: {}", done.output);
+        assert!(!check_outcome.came.is_empty() && !check_outcome.ladder.is_empty(), "{bug}: {}", done.output);
     }
 }
 
@@ -165,13 +165,13 @@ fn target_without_an_agent_is_told() {
     }
     let site = Site::new("conform");
     let done = conform(&site, "");
-    assert_eq!(done.status.code(), Some(77), "{}", done.said);
-    assert!(done.said.contains("cc agent.c -libverbs -lrdmacm -o agent"), "{}", done.said);
+    assert_eq!(done.status.code(), Some(77), "{}", done.output);
+    assert!(done.output.contains("cc agent.c -libverbs -lrdmacm -o agent"), "{}", done.output);
 }
 
 /// Listens in place of the agent, and answers each line of one client by `answer`; without one, never.
 fn liar(site: &Site, answer: Option<&'static str>) {
-    let listener = site.far.run(|| TcpListener::bind((FAR, roxie_conform::agent::PORT))).unwrap().unwrap();
+    let listener = site.remote.run(|| TcpListener::bind((FAR, roxie_conform::agent::PORT))).unwrap().unwrap();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -201,8 +201,8 @@ fn lying_agent_ends_the_run() {
         liar(&site, answer);
         // A socket asks for no station address, which a host without a device would answer as well.
         let done = conform(&site, "--short");
-        assert_eq!(done.status.code(), Some(77), "{answer:?}: {}", done.said);
-        assert!(done.said.contains(told), "{answer:?}: {}", done.said);
+        assert_eq!(done.status.code(), Some(77), "{answer:?}: {}", done.output);
+        assert!(done.output.contains(told), "{answer:?}: {}", done.output);
     }
 }
 
@@ -226,11 +226,11 @@ fn wrong_usage_has_its_exit_code() {
     for options in
         ["", "--target nowhere", "list --filter no-such", "diff one.json", "diff none.json none.json"]
     {
-        let (code, said) = here(options);
-        assert_eq!(code, 2, "{options}: {said}");
+        let (code, output) = here(options);
+        assert_eq!(code, 2, "{options}: {output}");
     }
-    let (code, said) = here("--target 127.0.0.1");
-    assert!(code == 77 && said.contains("address of this host"), "{said}");
+    let (code, output) = here("--target 127.0.0.1");
+    assert!(code == 77 && output.contains("address of this host"), "{output}");
 }
 
 #[test]
@@ -251,8 +251,8 @@ fn diff_fails_if_a_verdict_is_worse() {
         file.display().to_string()
     };
     let (good, bad) = (write("good.json", "keeps"), write("bad.json", "breaks"));
-    let (code, said) = here(&format!("diff {good} {bad}"));
-    assert!(code == 1 && said.contains("rc/valid/send_only: keeps -> breaks"), "{said}");
+    let (code, output) = here(&format!("diff {good} {bad}"));
+    assert!(code == 1 && output.contains("rc/valid/send_only: keeps -> breaks"), "{output}");
     assert_eq!(here(&format!("diff {bad} {good}")).0, 0);
     assert!(here(&format!("diff {bad} {bad}")).1.contains("no verdict differs"));
 }

@@ -20,14 +20,14 @@ fn psns(capture: &Path, way: Direction, opcode: u8) -> Vec<u32> {
     // Offset behind Ethernet, IPv4 and UDP headers.
     const BTH: usize = 14 + 20 + 8;
     let mut reader = Reader::new(File::open(capture).unwrap()).unwrap();
-    let mut found = Vec::new();
+    let mut ended = Vec::new();
     while let Some(record) = reader.next().expect("whole blocks") {
         if record.direction == Some(way) && record.data[BTH] == opcode {
             let [high, middle, low] = record.data[BTH + 9..BTH + 12] else { unreachable!() };
-            found.push(u32::from_be_bytes([0, high, middle, low]));
+            ended.push(u32::from_be_bytes([0, high, middle, low]));
         }
     }
-    found
+    ended
 }
 
 /// `exit` guarantees both, `_exit` only the acknowledgement (`rdmacm.rs`), signals neither.
@@ -45,7 +45,7 @@ fn exiting_program_has_acknowledged_and_saved_capture() {
         for how in ["exit", "thread", "child"] {
             let options = ["--dev", "left", "--port", port, "--capture", capture.to_str().unwrap()];
             let command = launcher(&options, &format!("{} {how}", program.display()));
-            let ended = Running::start(&site.near, command).finish();
+            let ended = Running::start(&site.local, command).finish();
             assert!(ended.status.success(), "{port} {how}: {ended:?}");
             for way in [Direction::Out, Direction::In] {
                 assert_eq!(psns(&capture, way, SEND_ONLY), all, "{port} {how}: messages {way:?}");

@@ -31,14 +31,14 @@ fn fuzzing_finds_nothing_in_roxie() {
         let _agent = target(&site, port, &program, "");
         let options = format!("--fuzz --seed {seed} --packets 2000 --link {link} --json {}", json.display());
         let done = conform(&site, &options);
-        assert_eq!(done.status.code(), Some(0), "{port}, {link}: {}", done.said);
+        assert_eq!(done.status.code(), Some(0), "{port}, {link}: {}", done.output);
         let report = report(&json);
         let names: Vec<&str> = report.checks.iter().map(|outcome| outcome.name.as_str()).collect();
         assert_eq!(names, ["fuzz/rc", "fuzz/uc", "fuzz/ud"]);
-        assert_eq!(report.count(Verdict::Keeps), 3, "{port}, {link}: {}", done.said);
+        assert_eq!(report.count(Verdict::Keeps), 3, "{port}, {link}: {}", done.output);
         let seconds: f64 = report.checks.iter().map(|outcome| outcome.seconds).sum();
         println!("{port}, {link}: {seconds:.1} s");
-        assert!(done.said.contains(&format!("seed {seed}")), "{}", done.said);
+        assert!(done.output.contains(&format!("seed {seed}")), "{}", done.output);
     }
 }
 
@@ -66,24 +66,24 @@ fn planted_bugs_are_found_and_shrunk() {
             captures.display()
         );
         let done = conform(&site, &options);
-        println!("{bug}: {}", done.said);
-        assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
-        let found = report(&json);
-        let found = found.checks.iter().find(|outcome| outcome.name == format!("fuzz/{service}")).unwrap();
-        assert_eq!(found.verdict, Verdict::Breaks, "{bug}: {}", done.said);
-        let script: Sequence = found.script.parse().unwrap();
-        assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.said);
+        println!("{bug}: {}", done.output);
+        assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.output);
+        let read = report(&json);
+        let read = read.checks.iter().find(|outcome| outcome.name == format!("fuzz/{service}")).unwrap();
+        assert_eq!(read.verdict, Verdict::Breaks, "{bug}: {}", done.output);
+        let script: Sequence = read.script.parse().unwrap();
+        assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.output);
         assert!(
-            !found.ladder.is_empty() && done.said.contains(&found.script.lines().last().unwrap().to_owned())
+            !read.ladder.is_empty() && done.output.contains(&read.script.lines().last().unwrap().to_owned())
         );
         let file = captures.join(format!("fuzz-{service}.script"));
-        assert_eq!(fs::read_to_string(&file).unwrap(), found.script);
+        assert_eq!(fs::read_to_string(&file).unwrap(), read.script);
         let again = conform(&site, &format!("--script {}", file.display()));
-        assert_eq!(again.status.code(), Some(1), "{bug}: {}", again.said);
+        assert_eq!(again.status.code(), Some(1), "{bug}: {}", again.output);
         drop(agent);
         let _sound = target(&site, "packet", &program, "");
         let sound = conform(&site, &format!("--script {}", file.display()));
-        assert_eq!(sound.status.code(), Some(0), "{bug}: {}", sound.said);
+        assert_eq!(sound.status.code(), Some(0), "{bug}: {}", sound.output);
     }
 }
 
@@ -98,13 +98,13 @@ fn target_that_dies_breaks_the_rule() {
     let agent = target(&site, "packet", &program, "");
     let mut command = Command::new(folder().join("roxie"));
     command.args(["conform", "--target", FAR, "--fuzz", "--packets", "1000000", "--rate", "20000"]);
-    let mut bench = Running::start(&site.near, command);
-    bench.wait_until_it_says("fuzzing with");
+    let mut bench = Running::start(&site.local, command);
+    bench.wait_for_output("fuzzing with");
     drop(agent);
     let done = bench.finish();
-    assert!(matches!(done.status.code(), Some(1 | 77)), "{}", done.said);
+    assert!(matches!(done.status.code(), Some(1 | 77)), "{}", done.output);
     // Either the agent or the honest connection is missed first.
-    assert!(done.said.contains("the target is gone") || done.said.contains("agent"), "{}", done.said);
+    assert!(done.output.contains("the target is gone") || done.output.contains("agent"), "{}", done.output);
 }
 
 #[test]
@@ -120,21 +120,21 @@ fn wrong_scripts_and_options_are_usage() {
         (format!("--target {FAR} --ssh=-oProxyCommand=x"), "USER@HOST"),
         (format!("--target {FAR} --ssh host --ssh-device a;b"), "mlx5_0"),
     ] {
-        let (code, said) = here(&options);
-        assert!(code == 2 && said.contains(words), "{options}: {said}");
+        let (code, output) = here(&options);
+        assert!(code == 2 && output.contains(words), "{options}: {output}");
     }
 }
 
 /// Writes a program `ssh` that runs the command on the far device, and returns its folder.
-fn stand_in(site: &Site, place: &Path, port: &str) {
+fn ssh_substitute(site: &Site, place: &Path, port: &str) {
     let run = launcher(&["--dev", "right", "--port", port], "sh");
     let words: Vec<String> = std::iter::once(run.get_program())
         .chain(run.get_args())
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
-    let far = site.far.name().unwrap();
+    let remote = site.remote.name().unwrap();
     let text = format!(
-        "#!/bin/sh\necho \"$1 $2\" > {}/asked\nexec ip netns exec {far} {} -c \"$3\"\n",
+        "#!/bin/sh\necho \"$1 $2\" > {}/asked\nexec ip netns exec {remote} {} -c \"$3\"\n",
         place.display(),
         words.join(" ")
     );
@@ -151,26 +151,26 @@ fn ssh_starts_and_ends_the_agent() {
     }
     let place = tempfile::tempdir().unwrap();
     let site = Site::new("fuzzed");
-    stand_in(&site, place.path(), "packet");
+    ssh_substitute(&site, place.path(), "packet");
     let path = format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap());
     let bench = |options: &str| {
         let mut command = Command::new(folder().join("roxie"));
         command.args(["conform", "--target", FAR, "--ssh", "me@far"]).args(options.split_whitespace());
         command.env("PATH", &path);
-        Running::start(&site.near, command)
+        Running::start(&site.local, command)
     };
     let done = bench("--short --filter rc/").finish();
-    assert_eq!(done.status.code(), Some(0), "{}", done.said);
+    assert_eq!(done.status.code(), Some(0), "{}", done.output);
     assert_eq!(fs::read_to_string(place.path().join("asked")).unwrap().trim(), "-T me@far");
     // A bench that is killed leaves no agent behind, so that the device is free for the next.
     let mut killed = bench("--fuzz --packets 1000000");
-    killed.wait_until_it_says("fuzzing with");
+    killed.wait_for_output("fuzzing with");
     let pid = nix::unistd::Pid::from_raw(killed.child.id().cast_signed());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
     let ended = killed.finish();
-    assert!(!ended.status.success(), "{}", ended.said);
+    assert!(!ended.status.success(), "{}", ended.output);
     let again = bench("--filter rc/valid/send_only").finish();
-    assert_eq!(again.status.code(), Some(0), "{}", again.said);
+    assert_eq!(again.status.code(), Some(0), "{}", again.output);
 }
 
 /// Checks that a target that is started anew shows which packets ended it. `bug`: one at which an assertion ends it, by packets of
@@ -184,22 +184,22 @@ fn end_is_shrunk(name: &str, bug: &str, service: &str) {
     let place = tempfile::tempdir().unwrap();
     let json = place.path().join("run.json");
     let site = Site::new("fuzzed");
-    stand_in(&site, place.path(), "packet");
+    ssh_substitute(&site, place.path(), "packet");
     let mut command = Command::new(folder().join("roxie"));
     let arguments = "conform --ssh me@far --fuzz --seed 7 --packets 2000 --target";
     command.args(arguments.split(' ')).arg(FAR).arg("--json").arg(&json).env("ROXIE_PLANTED_BUG", bug);
     command.env("PATH", format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap()));
-    let done = Running::start(&site.near, command).finish();
-    println!("{bug}: {}", done.said);
-    assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
+    let done = Running::start(&site.local, command).finish();
+    println!("{bug}: {}", done.output);
+    assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.output);
     let report = report(&json);
     for outcome in &report.checks {
         let breaks = outcome.name == format!("fuzz/{service}");
         let expected = if breaks { Verdict::Breaks } else { Verdict::Keeps };
-        assert_eq!(outcome.verdict, expected, "{bug}: {}", done.said);
+        assert_eq!(outcome.verdict, expected, "{bug}: {}", done.output);
         if breaks {
             let script: Sequence = outcome.script.parse().unwrap();
-            assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.said);
+            assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.output);
         }
     }
 }
@@ -236,8 +236,8 @@ fn ssh_that_fails_is_told() {
             "PATH",
             if text.is_some() { place.path().display().to_string() + ":/bin" } else { "/nowhere".into() },
         );
-        let done = Running::start(&site.near, command).finish();
-        assert_eq!(done.status.code(), Some(77), "{}", done.said);
-        assert!(done.said.contains(words), "{}", done.said);
+        let done = Running::start(&site.local, command).finish();
+        assert_eq!(done.status.code(), Some(77), "{}", done.output);
+        assert!(done.output.contains(words), "{}", done.output);
     }
 }

@@ -26,12 +26,12 @@ fn gloo_collectives_are_right() {
         let command = |rank: u32| {
             format!("{} roxie0 1 {rank} 2 {} {ROUNDS}", program.display(), addresses.path().display())
         };
-        let near = site.near(port, &command(0));
-        let far = site.far(port, &command(1)).finish();
-        let near = near.finish();
-        for ended in [near, far] {
+        let local = site.local(port, &command(0));
+        let remote = site.remote(port, &command(1)).finish();
+        let local = local.finish();
+        for ended in [local, remote] {
             assert!(
-                ended.status.success() && ended.said.contains("100000 elements: right"),
+                ended.status.success() && ended.output.contains("100000 elements: right"),
                 "{port}: {ended:?}"
             );
         }

@@ -18,17 +18,17 @@ fn unmapped_memory_fails_only_its_requests() {
     let site = Site::new("gone");
     for port in ports() {
         for mode in MODES {
-            let ended = site.near(port, &format!("{} {mode}", program.display())).finish();
-            let well = ended.status.success() && ended.said.contains("all so");
+            let ended = site.local(port, &format!("{} {mode}", program.display())).finish();
+            let well = ended.status.success() && ended.output.contains("all so");
             assert!(well, "{port} {mode}: {ended:?}");
         }
     }
     for (fault, signal) in [("segv", Signal::SIGSEGV), ("bus", Signal::SIGBUS), ("raise", Signal::SIGSEGV)] {
         for mode in ["ops", "before"] {
-            let ended = site.near("udp", &format!("{} {mode} {fault}", program.display())).finish();
+            let ended = site.local("udp", &format!("{} {mode} {fault}", program.display())).finish();
             // The launcher ends with its program's status.
             let by = ended.status.signal().or_else(|| ended.status.code().map(|code| code - 128));
-            let so = ended.said.contains("all so") && by == Some(signal as i32);
+            let so = ended.output.contains("all so") && by == Some(signal as i32);
             assert!(so, "{mode} {fault}: {ended:?}");
         }
     }
@@ -41,9 +41,9 @@ fn registration_obeys_page_protection() {
     }
     let (_place, program) = compiled("protections", &["-libverbs"]);
     let program = program.display().to_string();
-    let ended = Site::new("protected").near("udp", &program).finish();
+    let ended = Site::new("protected").local("udp", &program).finish();
     assert!(ended.status.success(), "{ended:?}");
     let (site, _nics) = Site::with_nics("protected-nic", &["--port", "xdp"]);
-    let ended = site.near("nic", &program).finish();
+    let ended = site.local("nic", &program).finish();
     assert!(ended.status.success(), "roxie nic: {ended:?}");
 }

@@ -56,9 +56,9 @@ fn other_end_notices_a_killed_program() {
             in_traffic: round % 3 != 0,
             after: Duration::from_millis(random / 4 % WITHIN_MS),
         };
-        let said = kill_one(&site, PORTS[round / 3 % PORTS.len()], victim);
-        under_way += usize::from(said.contains(RETRY_EXC));
-        for (namespace, interface) in [(&site.near, "left"), (&site.far, "right")] {
+        let output = kill_one(&site, PORTS[round / 3 % PORTS.len()], victim);
+        under_way += usize::from(output.contains(RETRY_EXC));
+        for (namespace, interface) in [(&site.local, "left"), (&site.remote, "right")] {
             wait_until_free(namespace, interface);
         }
     }
@@ -71,10 +71,10 @@ fn other_end_notices_a_killed_program() {
 
 /// Starts a pair, kills one of it, and returns the other's output. Asserts that both are gone at the end.
 fn kill_one(site: &Site, port: &str, victim: Victim) -> String {
-    let mut server = site.near(port, PROGRAM);
+    let mut server = site.local(port, PROGRAM);
     server.wait_until_it_listens(TCP_PORT);
     let before = sent(&server, "left");
-    let client = site.far(port, &format!("{PROGRAM} {}", super::NEAR));
+    let client = site.remote(port, &format!("{PROGRAM} {}", super::NEAR));
     while victim.in_traffic && sent(&server, "left") - before < FLOWS {
         assert!(Instant::now() < server.until, "{port}, {victim:?}: no data flows");
         std::thread::sleep(Duration::from_millis(5));
@@ -102,7 +102,7 @@ fn kill_one(site: &Site, port: &str, victim: Victim) -> String {
     assert!(!survivor.status.success(), "{port}, {victim:?}: {survivor:?}");
     let took = start.elapsed();
     assert!(took < TELLS_WITHIN, "{took:?}, {port}, {victim:?}: {survivor:?}");
-    survivor.said
+    survivor.output
 }
 
 /// Returns the bytes that an interface in a program's namespace has sent.

@@ -11,7 +11,7 @@ fn single_entry_cq_tolerates_late_polling() {
     let (_place, program) = compiled("late_poller", &["-libverbs"]);
     let site = Site::new("late");
     for port in ports() {
-        let ended = site.near(port, &program.to_string_lossy()).finish();
+        let ended = site.local(port, &program.to_string_lossy()).finish();
         assert!(ended.status.success(), "{port}: {ended:?}");
     }
 }

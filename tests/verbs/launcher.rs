@@ -21,12 +21,12 @@ fn only_the_program_sees_the_sysfs_view() {
     let port = "/sys/class/infiniband/roxie0/ports/1";
     let files = ["gids/1", "gid_attrs/types/1", "gid_attrs/ndevs/1", "link_layer", "state", "pkeys/0"];
     let paths: Vec<_> = files.iter().map(|file| format!("{port}/{file}")).collect();
-    let read = site.near("udp", &format!("cat {}", paths.join(" "))).finish();
+    let read = site.local("udp", &format!("cat {}", paths.join(" "))).finish();
     let wanted = "0000:0000:0000:0000:0000:ffff:c000:0201\nRoCE v2\nleft\nEthernet\n4: ACTIVE\n0xffff\n";
-    assert_eq!(read.said, wanted, "{read:?}");
-    let nodes = site.near("udp", "test -c /dev/infiniband/uverbs0 -a -w /dev/infiniband/roxie0").finish();
+    assert_eq!(read.output, wanted, "{read:?}");
+    let nodes = site.local("udp", "test -c /dev/infiniband/uverbs0 -a -w /dev/infiniband/roxie0").finish();
     assert!(nodes.status.success(), "{nodes:?}");
-    let others = site.near("udp", "test -d /sys/class/net/lo -a -c /dev/zero -a -d /dev/fd").finish();
+    let others = site.local("udp", "test -d /sys/class/net/lo -a -c /dev/zero -a -d /dev/fd").finish();
     assert!(others.status.success(), "what was there before is gone: {others:?}");
     assert!(!std::path::Path::new("/sys/class/infiniband/roxie0").exists());
 }
@@ -41,12 +41,12 @@ fn device_has_the_name_that_is_asked_for() {
     let named = |name: &str, program: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
         command.args(["run", "--dev", "left", "--port", "udp", "--name", name, "--"]).args(program);
-        Running::start(&site.near, command)
+        Running::start(&site.local, command)
     };
     let files = "cd /sys/class && ls infiniband && cat infiniband_verbs/uverbs0/ibdev infiniband/mlx5_0/ports/1/state \
                  && test -c /dev/infiniband/mlx5_0";
     let seen = named("mlx5_0", &["sh", "-c", files]).finish();
-    assert_eq!(seen.said, "mlx5_0\nmlx5_0\n4: ACTIVE\n", "{seen:?}");
+    assert_eq!(seen.output, "mlx5_0\nmlx5_0\n4: ACTIVE\n", "{seen:?}");
     // Where the kernel has RDMA netlink, `rdma` shows the kernel's devices.
     let is_kernels = Command::new("rdma").arg("system").output_in_time().unwrap().status.success();
     for (program, line) in [
@@ -56,21 +56,21 @@ fn device_has_the_name_that_is_asked_for() {
     ] {
         let seen = named("mlx5_0", program).finish();
         let is_other = program[0] == "rdma" && is_kernels;
-        assert!(is_other || seen.status.success() && seen.said.contains(line), "{seen:?}");
-        assert!(!seen.said.contains("roxie0"), "{seen:?}");
+        assert!(is_other || seen.status.success() && seen.output.contains(line), "{seen:?}");
+        assert!(!seen.output.contains("roxie0"), "{seen:?}");
     }
     let exchange = "ib_send_lat -F -x 1 -n 20";
     let mut server =
         named("mlx5_0", &[&exchange.split(' ').collect::<Vec<_>>()[..], &["-d", "mlx5_0"]].concat());
     server.wait_until_it_listens(18515);
-    let client = site.far("udp", &format!("{exchange} {NEAR}")).finish();
+    let client = site.remote("udp", &format!("{exchange} {NEAR}")).finish();
     let server = server.finish();
     assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
     let absent = named("mlx5_0", &["ib_send_lat", "-F", "-d", "roxie0"]).finish();
     assert!(!absent.status.success(), "{absent:?}");
     let refused = named("../mlx5_0", &["true"]).finish();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    assert!(refused.said.contains("none is '/'"), "{refused:?}");
+    assert!(refused.output.contains("none is '/'"), "{refused:?}");
 }
 
 /// Servers start as root and give it up before they open the device; packet sockets take CAP_NET_RAW.
@@ -85,12 +85,12 @@ fn program_without_root_falls_back_to_sockets() {
     command.args(["run", "--dev", "left", "--port", "packet", "--"]);
     command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
     command.args(["rping", "-s", "-a", NEAR, "-v", "-C", "5"]).current_dir(place.path());
-    let mut server = Running::start(&site.near, command);
+    let mut server = Running::start(&site.local, command);
     server.wait_until_it_serves();
-    let client = site.far("udp", &format!("rping -c -a {NEAR} -v -C 5")).finish();
+    let client = site.remote("udp", &format!("rping -c -a {NEAR} -v -C 5")).finish();
     let server = server.finish();
     assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
-    assert_eq!(server.said.matches("using UDP sockets on left").count(), 1, "{server:?}");
+    assert_eq!(server.output.matches("using UDP sockets on left").count(), 1, "{server:?}");
 }
 
 /// `tmux`, `script` and `sshd` create terminals.
@@ -100,8 +100,8 @@ fn program_can_create_a_terminal() {
         return;
     }
     let site = Site::new("l-terminal");
-    let made = site.near("udp", "script -qec tty /dev/null").finish();
-    assert!(made.status.success() && made.said.contains("/dev/pts/"), "{made:?}");
+    let made = site.local("udp", "script -qec tty /dev/null").finish();
+    assert!(made.status.success() && made.output.contains("/dev/pts/"), "{made:?}");
 }
 
 #[test]
@@ -120,10 +120,10 @@ fn unprivileged_program_gets_a_socket_device() {
         "--bounding-set=-all",
     ]);
     command.arg(place.path().join("roxie")).args(["run", "--", "ibv_devinfo", "-v"]);
-    let found = Running::start(&site.near, command).finish();
-    assert!(found.status.success() && found.said.contains("::ffff:192.0.2.1"), "{found:?}");
-    let told = "left over UDP sockets, which all programs of this user share; no packet sockets: ";
-    assert!(found.said.contains(told), "{found:?}");
+    let result = Running::start(&site.local, command).finish();
+    assert!(result.status.success() && result.output.contains("::ffff:192.0.2.1"), "{result:?}");
+    let expected = "left over UDP sockets, which all programs of this user share; no packet sockets: ";
+    assert!(result.output.contains(expected), "{result:?}");
 }
 
 /// In the user namespace of `roxie run`, the kernel gives every other user the number 65534.
@@ -141,14 +141,14 @@ fn user_with_the_overflow_number_is_told_apart() {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         command.args(["--inh-caps=-all", "--bounding-set=-all"]).current_dir(place.path());
         command.arg(place.path().join("roxie")).args(arguments.split(' '));
-        Running::start(&site.near, command)
+        Running::start(&site.local, command)
     };
     let program =
         |port: &str, program: &str| as_nobody(&format!("run --dev left --port {port} -- {program}"));
     // The stranger has the name of a NIC, as after the end of one that the launcher had found.
     let name = SocketAddr::from_abstract_name("roxie/nic/left").unwrap();
     let squatter =
-        site.near.run(|| as_user(STRANGER, || UnixListener::bind_addr(&name)).unwrap()).unwrap().unwrap();
+        site.local.run(|| as_user(STRANGER, || UnixListener::bind_addr(&name)).unwrap()).unwrap().unwrap();
     // Both programs of the user share the device.
     // Timeouts of 4 s, for a guest on a busy host.
     let exchange = "ib_send_lat -F -x 1 -n 20 -u 20";
@@ -156,21 +156,21 @@ fn user_with_the_overflow_number_is_told_apart() {
     server.wait_until_it_listens(18515);
     let mut waiting = program("udp", &format!("{exchange} -p 18516"));
     waiting.wait_until_it_listens(18516);
-    let devices = site.near.run(snapshots).unwrap().unwrap().snapshots;
+    let devices = site.local.run(snapshots).unwrap().unwrap().snapshots;
     let [device, _] = &devices[..] else { panic!("{devices:?}") };
     let pid = device.pid;
     let refused =
-        site.near.run(|| as_user(STRANGER, || attach(device, 0)).unwrap()).unwrap().unwrap_err().to_string();
+        site.local.run(|| as_user(STRANGER, || attach(device, 0)).unwrap()).unwrap().unwrap_err().to_string();
     assert!(refused.contains("only that user and root"), "{refused}");
     let own = as_nobody(&format!("capture --pid {pid} --seconds 1 -w /dev/null")).finish();
-    assert!(own.status.success() && own.said.contains("0 packets captured"), "{own:?}");
+    assert!(own.status.success() && own.output.contains("0 packets captured"), "{own:?}");
     let client = program("udp", &format!("{exchange} {NEAR}")).finish();
     let server = server.finish();
     assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
     drop(waiting);
     // The NIC of the stranger gets no byte of a program that is told to use it.
     let fooled = program("udp", "env ROXIE_PORT=nic ibv_devinfo").finish();
-    assert!(!fooled.status.success() && fooled.said.contains("does not tell from others"), "{fooled:?}");
+    assert!(!fooled.status.success() && fooled.output.contains("does not tell from others"), "{fooled:?}");
     squatter.set_nonblocking(true).unwrap();
     while let Ok((mut connection, _)) = squatter.accept() {
         assert_eq!(std::io::Read::read(&mut connection, &mut [0; 64]).unwrap(), 0);
@@ -186,14 +186,14 @@ fn environment_suffices_for_libibverbs() {
     let mut command = Command::new("sh");
     let roxie = env!("CARGO_BIN_EXE_roxie");
     command.args(["-c", &format!("eval \"$({roxie} env --dev left --port udp)\" && ibv_devices")]);
-    let listed = Running::start(&site.near, command).finish();
-    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
+    let listed = Running::start(&site.local, command).finish();
+    assert!(listed.status.success() && listed.output.contains("roxie0"), "{listed:?}");
     // The single interface with an address is found without its name.
     let mut command = Command::new("sh");
     let unnamed = "env --port udp --dev left)\" && unset ROXIE_DEV && ibv_devices";
     command.args(["-c", &format!("eval \"$({roxie} {unnamed}")]);
-    let listed = Running::start(&site.near, command).finish();
-    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
+    let listed = Running::start(&site.local, command).finish();
+    assert!(listed.status.success() && listed.output.contains("roxie0"), "{listed:?}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn ucx_rendezvous_default_is_32_kib() {
             "echo $UCX_RNDV_THRESH",
         ]);
         command.env_remove("UCX_RNDV_THRESH").envs(own.map(|own| ("UCX_RNDV_THRESH", own)));
-        Running::start(&site.near, command).finish().said
+        Running::start(&site.local, command).finish().output
     };
     assert_eq!(seen_by_a_program(None), "32k\n");
     assert_eq!(seen_by_a_program(Some("1m")), "1m\n");
@@ -233,16 +233,17 @@ fn failed_programs_refusals_are_reported() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
         command.args(["run", "--dev", "left", "--port", "udp", "--"]).args(program.split_whitespace());
         command.envs(log.map(|level| ("ROXIE_LOG", level)));
-        Running::start(&site.near, command).finish()
+        Running::start(&site.local, command).finish()
     };
     let why = "ibv_modify_qp: modify_qp: port_num = 2 is out of range, allowed: 1..=1";
     let failed = run(None, "ibv_rc_pingpong -g 1 -i 2");
-    let told = format!("roxie: ibv_rc_pingpong ended with 1. The device had refused it:\nroxie:   {why}\n");
-    assert!(failed.status.code() == Some(1) && failed.said.ends_with(&told), "{failed:?}");
+    let expected =
+        format!("roxie: ibv_rc_pingpong ended with 1. The device had refused it:\nroxie:   {why}\n");
+    assert!(failed.status.code() == Some(1) && failed.output.ends_with(&expected), "{failed:?}");
     let aloud = run(Some("info"), "ibv_rc_pingpong -g 1 -i 2");
-    assert!(aloud.said.contains(why) && !aloud.said.contains("had refused"), "{aloud:?}");
+    assert!(aloud.output.contains(why) && !aloud.output.contains("had refused"), "{aloud:?}");
     let well = run(None, "ibv_devinfo -v");
-    assert!(well.status.success() && !well.said.contains("had refused"), "{well:?}");
+    assert!(well.status.success() && !well.output.contains("had refused"), "{well:?}");
 }
 
 #[test]
@@ -251,14 +252,14 @@ fn unrunnable_program_gives_shell_exit_codes() {
         return;
     }
     let site = Site::new("l-wrong");
-    let absent = site.near("udp", "no-such-program").finish();
+    let absent = site.local("udp", "no-such-program").finish();
     assert_eq!(absent.status.code(), Some(127), "{absent:?}");
-    assert!(absent.said.contains("cannot start no-such-program"), "{absent:?}");
-    let failed = site.near("udp", "false").finish();
+    assert!(absent.output.contains("cannot start no-such-program"), "{absent:?}");
+    let failed = site.local("udp", "false").finish();
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
-    let nowhere = Running::start(&site.near, launcher(&["--dev", "nowhere"], "true")).finish();
+    let nowhere = Running::start(&site.local, launcher(&["--dev", "nowhere"], "true")).finish();
     assert_eq!(nowhere.status.code(), Some(3), "{nowhere:?}");
-    assert!(nowhere.said.contains("nowhere") && nowhere.said.contains("left"), "{nowhere:?}");
+    assert!(nowhere.output.contains("nowhere") && nowhere.output.contains("left"), "{nowhere:?}");
 }
 
 #[test]
@@ -268,14 +269,14 @@ fn unsupported_xdp_mode_is_refused() {
     }
     let site = Site::new("l-mode");
     let run = |options: &[&str], program: &str| {
-        Running::start(&site.near, launcher(&[&["--dev", "left"], options].concat(), program)).finish()
+        Running::start(&site.local, launcher(&[&["--dev", "left"], options].concat(), program)).finish()
     };
     let refused = run(&["--mode", "zero-copy"], "ibv_rc_pingpong -g 1");
     let why = "left (veth) cannot be opened through AF_XDP: zero-copy";
-    assert!(refused.status.code() == Some(1) && refused.said.contains(why), "{refused:?}");
+    assert!(refused.status.code() == Some(1) && refused.output.contains(why), "{refused:?}");
     let at_odds = run(&["--mode", "native", "--port", "udp"], "true");
     assert_eq!(at_odds.status.code(), Some(2), "{at_odds:?}");
-    assert!(at_odds.said.contains("--mode is for --port xdp"), "{at_odds:?}");
+    assert!(at_odds.output.contains("--mode is for --port xdp"), "{at_odds:?}");
 }
 
 #[test]
@@ -284,38 +285,38 @@ fn advice_for_missing_address_works() {
         return;
     }
     folder();
-    let (near, far) = (NetNs::create("l-bare-a").unwrap(), NetNs::create("l-bare-b").unwrap());
+    let (local, remote) = (NetNs::create("l-bare-a").unwrap(), NetNs::create("l-bare-b").unwrap());
     let run = |options: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
         command.arg("run").args(options).args(["--", "ibv_devices"]);
-        Running::start(&near, command).finish()
+        Running::start(&local, command).finish()
     };
-    let says = |options: &[&str], wanted: &str| {
+    let reports = |options: &[&str], wanted: &str| {
         let refused = run(options);
-        assert_eq!((refused.status.code(), &*refused.said), (Some(3), wanted));
+        assert_eq!((refused.status.code(), &*refused.output), (Some(3), wanted));
     };
     let works = |options: &[&str]| {
         let listed = run(options);
-        assert!(listed.status.success() && listed.said.contains("roxie0"), "{options:?}: {listed:?}");
+        assert!(listed.status.success() && listed.output.contains("roxie0"), "{options:?}: {listed:?}");
     };
-    let mut links = Links::open_in(&near).unwrap();
+    let mut links = Links::open_in(&local).unwrap();
     links.set_up("lo", false).unwrap();
     let alone =
         "roxie run: there is no interface besides loopback: connect this host, or container, to a network";
-    says(&[], &format!("{alone}\n"));
-    says(&["--dev", "lo"], "roxie run: lo is down: `ip link set dev lo up` first\n");
+    reports(&[], &format!("{alone}\n"));
+    reports(&["--dev", "lo"], "roxie run: lo is down: `ip link set dev lo up` first\n");
     links.set_up("lo", true).unwrap();
-    says(&[], &format!("{alone}; or `--dev lo`, where a program can only talk to itself\n"));
+    reports(&[], &format!("{alone}; or `--dev lo`, where a program can only talk to itself\n"));
     works(&["--dev", "lo"]);
 
-    links.create_veth("left", &far, "right", 1).unwrap();
-    says(
+    links.create_veth("left", &remote, "right", 1).unwrap();
+    reports(
         &[],
         "roxie run: no interface besides loopback has an address: give one to left, for example `ip addr add 192.0.2.1/24 dev left`; \
          or `--dev lo`, where a program can only talk to itself\n",
     );
     links.add_address("left", "192.0.2.1/24".parse().unwrap()).unwrap();
-    says(&[], "roxie run: left is down: `ip link set dev left up` first\n");
+    reports(&[], "roxie run: left is down: `ip link set dev left up` first\n");
     links.set_up("left", true).unwrap();
     works(&[]);
 }
@@ -330,9 +331,9 @@ fn demo_measures_unmodified_programs() {
     let captures = tempfile::tempdir().unwrap();
     let mut demo = Command::new(env!("CARGO_BIN_EXE_roxie"));
     demo.args(["demo", "--json", "--seconds", "0.2", "--port", "udp", "--capture"]).arg(captures.path());
-    let measured = Running::start(&site.near, demo).finish();
+    let measured = Running::start(&site.local, demo).finish();
     assert!(measured.status.success(), "{measured:?}");
-    let object = measured.said.lines().find(|line| line.starts_with('{')).expect("the object");
+    let object = measured.output.lines().find(|line| line.starts_with('{')).expect("the object");
     let report: serde_json::Value = serde_json::from_str(object).unwrap();
     for figure in
         ["perf_gbps", "ib_write_bw_gbps", "bandwidth_ratio", "perf_us", "ib_send_lat_us", "latency_ratio"]

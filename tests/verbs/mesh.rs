@@ -49,8 +49,8 @@ impl Chance {
 
 /// Processes, each connected to every other.
 pub(crate) struct Mesh {
-    pub(crate) near: Vec<Running>,
-    pub(crate) far: Vec<Running>,
+    pub(crate) local: Vec<Running>,
+    pub(crate) remote: Vec<Running>,
     messages: usize,
     _program: TempDir,
 }
@@ -68,25 +68,26 @@ impl Mesh {
         let start = |number: usize| {
             let words = format!("{number} {processes} {messages} {first_port} {NEAR} {FAR}");
             let command = format!("{} {words}", program.display());
-            let is_near = number < processes / 2;
-            let mut running = if is_near { site.near(device, &command) } else { site.far(device, &command) };
+            let is_local = number < processes / 2;
+            let mut running =
+                if is_local { site.local(device, &command) } else { site.remote(device, &command) };
             running.wait_until_it_serves();
             running
         };
-        let near = (0..processes / 2).map(start).collect();
-        let far = (processes / 2..processes).map(start).collect();
-        Mesh { near, far, messages, _program: place }
+        let local = (0..processes / 2).map(start).collect();
+        let remote = (processes / 2..processes).map(start).collect();
+        Mesh { local, remote, messages, _program: place }
     }
 
     /// Waits until all processes have received all messages intact.
     pub(crate) fn finish(self, more: Duration) {
-        let processes = self.near.len() + self.far.len();
+        let processes = self.local.len() + self.remote.len();
         let all =
             format!("{} connections, {} messages each way, all as they were", processes - 1, self.messages);
-        for mut running in self.near.into_iter().chain(self.far) {
+        for mut running in self.local.into_iter().chain(self.remote) {
             running.until += more;
             let ended = running.finish();
-            assert!(ended.status.success() && ended.said.contains(&all), "{ended:?}");
+            assert!(ended.status.success() && ended.output.contains(&all), "{ended:?}");
         }
     }
 }
@@ -102,11 +103,11 @@ pub(crate) fn kill_programs(running: &Running) {
 /// later.
 fn kill_two(site: &Site, device: &str, tcp: u16, chance: &mut Chance) {
     let program = format!("ibv_rc_pingpong -g 1 -n {ENDLESS} -p {tcp}");
-    let mut server = site.near(device, &program);
+    let mut server = site.local(device, &program);
     if chance.below(4) > 0 {
         server.wait_until_it_listens(tcp);
     }
-    let client = site.far(device, &format!("{program} {NEAR}"));
+    let client = site.remote(device, &format!("{program} {NEAR}"));
     chance.sleep(Duration::from_millis(300));
     let (first, second) = if chance.below(2) == 0 { (server, client) } else { (client, server) };
     kill_programs(&first);

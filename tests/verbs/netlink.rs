@@ -9,11 +9,11 @@ fn cannot(test: &str) -> bool {
         return true;
     }
     // /proc/net/netlink does not list a family without sockets; the tool itself shows whether the kernel has one.
-    let asked = std::process::Command::new("rdma").arg("system").output_in_time().unwrap();
-    if asked.status.success() {
+    let version = std::process::Command::new("rdma").arg("system").output_in_time().unwrap();
+    if version.status.success() {
         println!("SKIP {test}: this kernel has RDMA, and is asked itself");
     }
-    asked.status.success()
+    version.status.success()
 }
 
 #[test]
@@ -29,12 +29,12 @@ fn rdma_tool_shows_device_and_port() {
         ("rdma -j link show roxie0/1", "\"ifname\":\"roxie0\",\"port\":1,\"state\":\"ACTIVE\""),
         ("rdma resource", "0: roxie0: pd 0 cq 0 qp 0 mr 0 ctx 0"),
     ] {
-        let told = site.near("udp", asked).finish();
-        assert!(told.status.success() && told.said.contains(wanted), "{asked}: {told:?}");
+        let listed = site.local("udp", asked).finish();
+        assert!(listed.status.success() && listed.output.contains(wanted), "{asked}: {listed:?}");
     }
     for refused in ["rdma dev show roxie1", "rdma link show roxie0/2", "rdma dev set roxie0 name other"] {
-        let told = site.near("udp", refused).finish();
-        assert!(!told.status.success(), "{refused}: {told:?}");
+        let listed = site.local("udp", refused).finish();
+        assert!(!listed.status.success(), "{refused}: {listed:?}");
     }
 }
 
@@ -45,20 +45,23 @@ fn rdma_tool_shows_queue_pairs_of_all_programs() {
     }
     let site = Site::new("nl-qps");
     for port in ports() {
-        let mut server = site.near(port, "ibv_rc_pingpong -g 1");
+        let mut server = site.local(port, "ibv_rc_pingpong -g 1");
         server.wait_until_it_listens(18515);
-        let summary = site.near(port, "rdma resource").finish();
-        assert!(summary.said.contains("0: roxie0: pd 1 cq 1 qp 1 mr 1 ctx 1"), "{port}: {summary:?}");
-        let told = site.near(port, "rdma resource show qp").finish();
+        let summary = site.local(port, "rdma resource").finish();
+        assert!(summary.output.contains("0: roxie0: pd 1 cq 1 qp 1 mr 1 ctx 1"), "{port}: {summary:?}");
+        let listed = site.local(port, "rdma resource show qp").finish();
         for part in ["link roxie0/1 lqpn ", " type RC state INIT ", " comm ibv_rc_pingpong"] {
-            assert!(told.said.contains(part), "{port}, {part}: {told:?}");
+            assert!(listed.output.contains(part), "{port}, {part}: {listed:?}");
         }
         // Queue pairs of another interface belong to another device, and those of ended programs are gone.
-        let other = site.far(port, "rdma resource show qp").finish();
-        assert!(other.status.success() && !other.said.contains("lqpn"), "{port}: {other:?}");
+        let other = site.remote(port, "rdma resource show qp").finish();
+        assert!(other.status.success() && !other.output.contains("lqpn"), "{port}: {other:?}");
         drop(server);
-        let gone = site.near(port, "rdma resource").finish();
-        assert!(gone.said.contains("0: roxie0: pd 0 cq 0 qp 0 mr 0 ctx 0"), "{port}: {gone:?}");
+        let without_device = site.local(port, "rdma resource").finish();
+        assert!(
+            without_device.output.contains("0: roxie0: pd 0 cq 0 qp 0 mr 0 ctx 0"),
+            "{port}: {without_device:?}"
+        );
     }
 }
 
@@ -114,6 +117,6 @@ print("fine")
 "#;
     let place = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(place.path(), program).unwrap();
-    let ran = site.near("udp", &format!("python3 {}", place.path().display())).finish();
-    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
+    let ran = site.local("udp", &format!("python3 {}", place.path().display())).finish();
+    assert!(ran.status.success() && ran.output.contains("fine"), "{ran:?}");
 }

@@ -11,7 +11,7 @@ fn newer_calls_work_or_return_eopnotsupp() {
     let (_place, program) = compiled("newer_calls", &["-libverbs", "-ldl"]);
     let site = Site::new("newer");
     for port in ports() {
-        let ended = site.near(port, &program.to_string_lossy()).finish();
-        assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
+        let ended = site.local(port, &program.to_string_lossy()).finish();
+        assert!(ended.status.success() && ended.output.contains("all so"), "{port}: {ended:?}");
     }
 }

@@ -39,7 +39,7 @@ impl Held {
             command.args(["show", what, "--json", "--pid", &pid.to_string()]);
             let shown = Running::start(host, command).finish();
             assert!(shown.status.success(), "{shown:?}");
-            let list: serde_json::Value = serde_json::from_str(shown.said.trim()).expect("JSON");
+            let list: serde_json::Value = serde_json::from_str(shown.output.trim()).expect("JSON");
             list[what].as_array().expect("a list").len()
         });
         let queues = maps.lines().filter(|line| line.contains("/memfd:")).count();
@@ -55,13 +55,13 @@ struct Before<'a> {
 
 impl<'a> Before<'a> {
     fn of(site: &'a Site, nics: &[Running; 2]) -> Before<'a> {
-        Before { site, held: [Held::by(&nics[0], &site.near), Held::by(&nics[1], &site.far)] }
+        Before { site, held: [Held::by(&nics[0], &site.local), Held::by(&nics[1], &site.remote)] }
     }
 
     /// Asserts that the NICs have no client, and hold the same resources as before.
     fn holds_again(&self, nics: &[Running; 2]) {
         let until = Instant::now() + PATIENCE;
-        let hosts = [&self.site.near, &self.site.far];
+        let hosts = [&self.site.local, &self.site.remote];
         for ((nic, host), held) in nics.iter().zip(hosts).zip(&self.held) {
             loop {
                 let now = Held::by(nic, host);
@@ -83,21 +83,21 @@ fn ends_clean(site: &Site, nics: [Running; 2]) {
         nic.until = Instant::now() + PATIENCE;
         let ended = nic.finish();
         assert!(ended.status.success(), "{ended:?}");
-        let (came, went) =
-            (ended.said.matches(") is served").count(), ended.said.matches(") has ended").count());
-        assert!(came > 0 && came == went, "{came} came and {went} went: {ended:?}");
+        let (arrived, sent) =
+            (ended.output.matches(") is served").count(), ended.output.matches(") has ended").count());
+        assert!(arrived > 0 && arrived == sent, "{arrived} came and {sent} went: {ended:?}");
     }
-    nothing_is_left(site);
+    assert_nothing_remains(site);
 }
 
 /// Asserts that no socket, no program on the interface and no named shared memory is left.
-fn nothing_is_left(site: &Site) {
-    assert_eq!((doors(&site.near), doors(&site.far)), (0, 0));
-    for (host, dev) in [(&site.near, "left"), (&site.far, "right")] {
+fn assert_nothing_remains(site: &Site) {
+    assert_eq!((doors(&site.local), doors(&site.remote)), (0, 0));
+    for (host, dev) in [(&site.local, "left"), (&site.remote, "right")] {
         let mut command = Command::new("ip");
         command.args(["link", "show", "dev", dev]);
         let shown = Running::start(host, command).finish();
-        assert!(shown.status.success() && !shown.said.contains("xdp"), "{shown:?}");
+        assert!(shown.status.success() && !shown.output.contains("xdp"), "{shown:?}");
     }
     for folder in ["/dev/shm", "/run"] {
         let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -139,12 +139,13 @@ fn nic_serves_unprivileged_user() {
         command.args(program.split_whitespace());
         command
     };
-    let mut server = Running::start(&site.near, user("left", "ibv_rc_pingpong -g 1"));
+    let mut server = Running::start(&site.local, user("left", "ibv_rc_pingpong -g 1"));
     server.wait_until_it_listens(18515);
-    let client = Running::start(&site.far, user("right", &format!("ibv_rc_pingpong -g 1 {NEAR}"))).finish();
+    let client =
+        Running::start(&site.remote, user("right", &format!("ibv_rc_pingpong -g 1 {NEAR}"))).finish();
     let server = server.finish();
     assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
-    assert!(client.said.contains("through its NIC, process"), "{client:?}");
+    assert!(client.output.contains("through its NIC, process"), "{client:?}");
     ends_clean(&site, nics);
 }
 
@@ -156,12 +157,12 @@ fn nic_of_users_warns_of_older_kernels() {
     let kernel = (numbers.next().unwrap(), numbers.next().unwrap());
     let site = Site::new("nic-warns");
     for (options, serves_users) in [(&["--user", "65533"][..], true), (&[], false)] {
-        let nic = nic(&site.near, "left", &[&["--port", "udp"], options].concat());
+        let nic = nic(&site.local, "left", &[&["--port", "udp"], options].concat());
         signal(nic.child.id(), Signal::SIGTERM);
-        let said = nic.finish().said;
+        let output = nic.finish().output;
         for (since, what) in [((6, 11), "read-only after its registration"), ((6, 16), "by a descriptor")] {
-            let warns = said.contains(what) && said.contains(&format!("Linux {}.{}:", since.0, since.1));
-            assert_eq!(warns, serves_users && kernel < since, "{release}: {said}");
+            let warns = output.contains(what) && output.contains(&format!("Linux {}.{}:", since.0, since.1));
+            assert_eq!(warns, serves_users && kernel < since, "{release}: {output}");
         }
     }
 }
@@ -189,7 +190,7 @@ fn processes_talk_through_nics_during_kills() {
     each_of_many(&site, "nic");
     before.holds_again(&nics);
     ends_clean(&site, nics);
-    let names = [&site.near, &site.far].map(|host| Path::new("/run/netns").join(host.name().unwrap()));
+    let names = [&site.local, &site.remote].map(|host| Path::new("/run/netns").join(host.name().unwrap()));
     drop(site);
     assert!(names.iter().all(|name| !name.exists()), "{names:?}");
 }
@@ -200,7 +201,7 @@ fn killed_nic_is_noticed_and_replaced() {
     if skip(name, &["cc", "ibv_rc_pingpong"]) {
         return;
     }
-    let (site, [mut near, far]) = Site::with_nics("nic-kills", &["--port", "xdp"]);
+    let (site, [mut local, remote]) = Site::with_nics("nic-kills", &["--port", "xdp"]);
     let (kills, processes) = (number("NICS", NICS), number("MESH", 6));
     let mut chance = Chance::new();
     let mut peers = Vec::new();
@@ -208,27 +209,27 @@ fn killed_nic_is_noticed_and_replaced() {
         let first_port = 21000 + (round * processes) as u16;
         let mesh = Mesh::start(&site, "nic", first_port, processes, ENDLESS);
         // A client that is connecting, or has just connected.
-        let joins = site.near("nic", "ibv_rc_pingpong -g 1");
+        let joins = site.local("nic", "ibv_rc_pingpong -g 1");
         chance.sleep(Duration::from_millis(700));
-        signal(near.child.id(), Signal::SIGKILL);
-        near.child.wait().expect("killed");
-        near = nic(&site.near, "left", &["--port", "xdp"]);
-        for running in mesh.near {
+        signal(local.child.id(), Signal::SIGKILL);
+        local.child.wait().expect("killed");
+        local = nic(&site.local, "left", &["--port", "xdp"]);
+        for running in mesh.local {
             let ended = running.finish();
-            assert!(!ended.status.success() && ended.said.contains("the device is gone"), "{ended:?}");
+            assert!(!ended.status.success() && ended.output.contains("the device is gone"), "{ended:?}");
         }
         drop(joins);
         site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c -p 18600", 18600);
-        peers.extend(mesh.far);
+        peers.extend(mesh.remote);
     }
     // Clients with a connection to the killed end notice by their retries at the latest.
     for mut running in peers {
         running.until = Instant::now() + 4 * PATIENCE;
         let ended = running.finish();
-        assert!(!ended.status.success() && !ended.said.contains("the device is gone"), "{ended:?}");
+        assert!(!ended.status.success() && !ended.output.contains("the device is gone"), "{ended:?}");
     }
     println!("{kills} NICs were killed, each with {} processes that it served", processes / 2 + 1);
-    ends_clean(&site, [near, far]);
+    ends_clean(&site, [local, remote]);
 }
 
 #[test]
@@ -270,16 +271,16 @@ fn nic_accesses_memory_of_stopped_process() {
     }
     let (site, nics) = Site::with_nics("nic-stop", &["--port", "xdp"]);
     let program = "ib_write_bw -x 1 -F -s 4096 -D 3";
-    let mut server = site.near("nic", program);
+    let mut server = site.local("nic", program);
     server.wait_until_it_listens(18515);
-    let mut client = site.far("nic", &format!("{program} {NEAR}"));
+    let mut client = site.remote("nic", &format!("{program} {NEAR}"));
     // The writes continue for three seconds: an engine in the stopped server's process would be missed after half a second.
-    client.wait_until("writing", |_| sent_bytes(&site.far) > 0);
+    client.wait_until("writing", |_| sent_bytes(&site.remote) > 0);
     let stopped = program_of(&server);
     signal(stopped, Signal::SIGSTOP);
-    let before = sent_bytes(&site.far);
+    let before = sent_bytes(&site.remote);
     std::thread::sleep(Duration::from_millis(1500));
-    let meanwhile = sent_bytes(&site.far) - before;
+    let meanwhile = sent_bytes(&site.remote) - before;
     signal(stopped, Signal::SIGCONT);
     let (client, server) = (client.finish(), server.finish());
     assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
@@ -292,22 +293,22 @@ fn killed_nic_wakes_its_clients() {
     if skip("killed_nic_wakes_its_clients", &["ib_write_bw", "rping", "ibv_rc_pingpong"]) {
         return;
     }
-    let (site, [mut near, far]) = Site::with_nics("nic-killed", &["--port", "xdp"]);
+    let (site, [mut local, remote]) = Site::with_nics("nic-killed", &["--port", "xdp"]);
     let program = "ib_write_bw -x 1 -F -s 4096 -D 30";
-    let mut polls = site.near("nic", program);
+    let mut polls = site.local("nic", program);
     polls.wait_until_it_listens(18515);
-    let mut peer = site.far("nic", &format!("{program} {NEAR}"));
-    peer.wait_until("writing", |_| sent_bytes(&site.far) > 0);
-    let mut listens = site.near("nic", &format!("rping -s -a {NEAR} -v"));
+    let mut peer = site.remote("nic", &format!("{program} {NEAR}"));
+    peer.wait_until("writing", |_| sent_bytes(&site.remote) > 0);
+    let mut listens = site.local("nic", &format!("rping -s -a {NEAR} -v"));
     listens.wait_until_it_serves();
     // The program sleeps until an event arrives.
-    let mut sleeps = site.near("nic", "ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000");
+    let mut sleeps = site.local("nic", "ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000");
     sleeps.wait_until_it_listens(18600);
-    let mut partner = site.far("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
+    let mut partner = site.remote("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
     // `peer` receives acknowledgements only: payload from the near end is for `partner`.
-    partner.wait_until("exchanging", |_| sent_bytes(&site.near) > 0);
-    signal(near.child.id(), Signal::SIGKILL);
-    near.child.wait().expect("killed");
+    partner.wait_until("exchanging", |_| sent_bytes(&site.local) > 0);
+    signal(local.child.id(), Signal::SIGKILL);
+    local.child.wait().expect("killed");
     // `peer` always has requests outstanding, so its retries run out.
     for running in [polls, peer, sleeps] {
         let ended = running.finish();
@@ -316,10 +317,10 @@ fn killed_nic_wakes_its_clients() {
     // A program without outstanding requests does not notice the end of a host, on any NIC.
     drop(partner);
     // Nothing blocks the next NIC.
-    let again = nic(&site.near, "left", &["--port", "xdp"]);
+    let again = nic(&site.local, "left", &["--port", "xdp"]);
     site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c", 18515);
     drop(listens);
-    ends_clean(&site, [again, far]);
+    ends_clean(&site, [again, remote]);
 }
 
 #[test]
@@ -333,16 +334,16 @@ fn program_in_another_pid_namespace_is_served() {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.arg(folder().join("roxie")).args(["nic", "--dev", "left", "--port", "xdp"]);
-    let mut near = Running::start(&site.near, command);
-    near.wait_until_it_is_there("@roxie/nic/left\n");
-    let far = nic(&site.far, "right", &["--port", "xdp"]);
+    let mut local = Running::start(&site.local, command);
+    local.wait_until_it_is_there("@roxie/nic/left\n");
+    let remote = nic(&site.remote, "right", &["--port", "xdp"]);
     for (program, port) in [("ibv_rc_pingpong -g 1 -n 200 -c", 18515), ("ib_atomic_bw -x 1 -F -n 200", 18515)]
     {
         site.play("nic", program, port);
     }
-    drop(far);
-    let said = near.said();
-    assert!(said.contains("(process 0,"), "{said}");
+    drop(remote);
+    let output = local.read_to_end();
+    assert!(output.contains("(process 0,"), "{output}");
 }
 
 /// Starts a program as another user, with its files in `place`.
@@ -351,7 +352,7 @@ fn as_nobody(site: &Site, place: &Path, program: &str) -> Running {
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
     command.arg(place.join("roxie")).args(["run", "--dev", "left", "--port", "nic", "--"]);
     command.args(program.split(' ')).current_dir(place);
-    Running::start(&site.near, command)
+    Running::start(&site.local, command)
 }
 
 #[test]
@@ -361,24 +362,24 @@ fn port_of_another_user_is_in_use() {
     }
     let (site, nics) = Site::with_nics("nic-users", &["--port", "xdp", "--all-users"]);
     let place = copied();
-    let mut server = site.near("nic", &format!("rping -s -P -p 7471 -a {NEAR} -v"));
+    let mut server = site.local("nic", &format!("rping -s -P -p 7471 -a {NEAR} -v"));
     server.wait_until_it_serves();
     for (port, why) in
         [(7471, "rdma_bind_addr: Address already in use"), (99, "rdma_bind_addr: Permission denied")]
     {
         let refused = as_nobody(&site, place.path(), &format!("rping -s -p {port} -a {NEAR} -v")).finish();
-        assert!(!refused.status.success() && refused.said.contains(why), "{port}: {refused:?}");
+        assert!(!refused.status.success() && refused.output.contains(why), "{port}: {refused:?}");
     }
     let mut other = as_nobody(&site, place.path(), &format!("rping -s -P -p 7472 -a {NEAR} -v"));
     other.wait_until_it_serves();
     for port in [7471, 7472] {
-        let client = site.far("nic", &format!("rping -c -p {port} -a {NEAR} -v -V -C 5")).finish();
+        let client = site.remote("nic", &format!("rping -c -p {port} -a {NEAR} -v -V -C 5")).finish();
         assert!(client.status.success(), "port {port}: {client:?}");
     }
     let shown = |options: &[&str]| {
         let mut command = Command::new(folder().join("roxie"));
         command.args(["show", "processes"]).args(options);
-        Running::start(&site.near, command).finish().said
+        Running::start(&site.local, command).finish().output
     };
     let list: serde_json::Value = serde_json::from_str(shown(&["--json"]).trim()).expect("JSON");
     let of = |uid: u32| {
@@ -415,8 +416,8 @@ fn program_is_limited_by_its_quota() {
             "completion queue entries: 4001, but the NIC gives each process 2000",
         ),
     ] {
-        let refused = site.near("nic", asked).finish();
-        assert!(!refused.status.success() && refused.said.contains(limit), "{asked}: {refused:?}");
+        let refused = site.local("nic", asked).finish();
+        assert!(!refused.status.success() && refused.output.contains(limit), "{asked}: {refused:?}");
     }
     // Each program has the same quota, and an ended program's share is free again.
     for _ in 0..2 {
@@ -449,25 +450,28 @@ fn second_nic_of_interface_is_refused() {
     let (site, nics) = Site::with_nics("nic-second", &["--port", "udp"]);
     let mut command = Command::new(folder().join("roxie"));
     command.args(["nic", "--dev", "left", "--port", "udp"]);
-    let second = Running::start(&site.near, command).finish();
-    assert!(second.status.code() == Some(3) && second.said.contains("left has a NIC already"), "{second:?}");
+    let second = Running::start(&site.local, command).finish();
+    assert!(
+        second.status.code() == Some(3) && second.output.contains("left has a NIC already"),
+        "{second:?}"
+    );
     // Without --port, the existing NIC is chosen.
     let mut command = Command::new(folder().join("roxie"));
     command.args(["run", "--dev", "left", "--", "ibv_devinfo"]);
-    let chosen = Running::start(&site.near, command).finish();
-    assert!(chosen.status.success() && chosen.said.contains("left through its NIC, process"), "{chosen:?}");
+    let chosen = Running::start(&site.local, command).finish();
+    assert!(chosen.status.success() && chosen.output.contains("left through its NIC, process"), "{chosen:?}");
     // A program cannot set what belongs to the NIC.
     let command =
         super::launcher(&["--dev", "left", "--port", "nic", "--fault", "drop=0.5"], "ibv_devinfo -v");
-    let refused = Running::start(&site.near, command).finish();
-    assert!(refused.said.contains("faults is the NIC's"), "{refused:?}");
+    let refused = Running::start(&site.local, command).finish();
+    assert!(refused.output.contains("faults is the NIC's"), "{refused:?}");
     // Its sockets carry no RoCE v1.
     let command = super::launcher(&["--dev", "left", "--port", "nic", "--roce-v1"], "ibv_devinfo -v");
-    let refused = Running::start(&site.near, command).finish();
-    assert!(!refused.status.success() && refused.said.contains("carries no RoCE v1"), "{refused:?}");
+    let refused = Running::start(&site.local, command).finish();
+    assert!(!refused.status.success() && refused.output.contains("carries no RoCE v1"), "{refused:?}");
     drop(nics);
-    let none = site.near("nic", "ibv_devinfo").finish();
-    assert!(!none.status.success() && none.said.contains("no NIC serves left"), "{none:?}");
+    let none = site.local("nic", "ibv_devinfo").finish();
+    assert!(!none.status.success() && none.output.contains("no NIC serves left"), "{none:?}");
 }
 
 #[test]
@@ -481,17 +485,17 @@ fn nic_disconnects_peers_of_dead_process() {
     let mut command = Command::new("sh");
     let script = format!("eval \"$('{}' env -q --dev left)\"; exec rping -s -a {NEAR} -v", roxie.display());
     command.args(["-c", &script]);
-    let mut server = Running::start(&site.near, command);
+    let mut server = Running::start(&site.local, command);
     server.wait_until_it_serves();
-    let client = site.far("nic", &format!("rping -c -a {NEAR} -v -V -C 10000000"));
-    server.wait_until("answering", |_| sent_bytes(&site.far) > 100_000);
+    let client = site.remote("nic", &format!("rping -c -a {NEAR} -v -V -C 10000000"));
+    server.wait_until("answering", |_| sent_bytes(&site.remote) > 100_000);
     signal(server.child.id(), Signal::SIGKILL);
     server.child.wait().expect("killed");
     let client = client.finish();
     assert!(
-        client.said.contains("DISCONNECT EVENT"),
+        client.output.contains("DISCONNECT EVENT"),
         "{}",
-        &client.said[client.said.len().saturating_sub(2000)..]
+        &client.output[client.output.len().saturating_sub(2000)..]
     );
     ends_clean(&site, nics);
 }

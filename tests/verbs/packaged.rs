@@ -33,8 +33,8 @@ fn librpma_moves_right_data() {
     for port in ports() {
         let [server, client] =
             ["server", "client"].map(|end| format!("{} {end} {NEAR} 7204", program.display()));
-        let (asked, served) = meet(&site, port, &server, &client);
-        assert!(asked.contains("all so") && served.contains("all so"), "{port}: {asked}{served}");
+        let (client_end, served) = meet(&site, port, &server, &client);
+        assert!(client_end.contains("all so") && served.contains("all so"), "{port}: {client_end}{served}");
     }
 }
 
@@ -53,29 +53,29 @@ fn dapl_programs_pass() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let [near, far] = ["left", "right"].map(|dev| registry(folder.path(), dev));
+    let [local, remote] = ["left", "right"].map(|dev| registry(folder.path(), dev));
     let start = |registry: &Path, name: &str, options: &str| {
         format!("env DAT_OVERRIDE={} stdbuf -oL {name} -P cma {options}", registry.display())
     };
     let site = Site::new("dapl");
     // dtestcm binds twenty endpoints to free ports, and listens at 45248 then: none of those may be it.
     let above = || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "49152 60999");
-    site.near.run(above).unwrap().unwrap();
+    site.local.run(above).unwrap().unwrap();
     for port in ports() {
         for (name, options) in
             [("dtest", "-b 5000 -B 20"), ("dtestx", ""), ("dtestcm", "-c 20"), ("dtestsrq", "")]
         {
-            let mut server = site.near(port, &start(&near, name, &format!("-s {options}")));
+            let mut server = site.local(port, &start(&local, name, &format!("-s {options}")));
             if name == "dtestsrq" {
                 server.wait_until_it_serves();
             } else {
                 server.wait_until_it_listens(DAPL_PORT);
             }
-            let client = site.far(port, &start(&far, name, &format!("-h {NEAR} {options}"))).finish();
+            let client = site.remote(port, &start(&remote, name, &format!("-h {NEAR} {options}"))).finish();
             for ended in [client, server.finish()] {
-                let said = &ended.said;
-                let well = ended.status.success() && !said.contains("FAILED");
-                assert!(well && (name != "dtest" || said.contains("PASSED")), "{port} {name}: {ended:?}");
+                let output = &ended.output;
+                let well = ended.status.success() && !output.contains("FAILED");
+                assert!(well && (name != "dtest" || output.contains("PASSED")), "{port} {name}: {ended:?}");
             }
         }
     }
@@ -144,28 +144,28 @@ fn qemu_migrates_memory_unchanged() {
         };
         let loader =
             format!("-device loader,file={},addr={PATTERN_AT},force-raw=on", place("pattern").display());
-        let mut target = site.near(port, &format!("{} -incoming defer", machine(&to)));
-        let mut source = site.far(port, &format!("{} {loader}", machine(&from)));
-        let (mut near, mut far) = (Monitor::of(&mut target, &to), Monitor::of(&mut source, &from));
+        let mut target = site.local(port, &format!("{} -incoming defer", machine(&to)));
+        let mut source = site.remote(port, &format!("{} {loader}", machine(&from)));
+        let (mut local, mut remote) = (Monitor::of(&mut target, &to), Monitor::of(&mut source, &from));
         if pin_all {
             let wanted = "\"capabilities\":[{\"capability\":\"rdma-pin-all\",\"state\":true}]";
-            near.execute("migrate-set-capabilities", wanted);
-            far.execute("migrate-set-capabilities", wanted);
+            local.execute("migrate-set-capabilities", wanted);
+            remote.execute("migrate-set-capabilities", wanted);
         }
         let uri = format!("\"uri\":\"rdma:{NEAR}:4444\"");
-        near.execute("migrate-incoming", &uri);
+        local.execute("migrate-incoming", &uri);
         target.wait_until_it_serves();
-        far.execute("migrate", &uri);
+        remote.execute("migrate", &uri);
         source.wait_until("through", |_| {
-            let answer = far.execute("query-migrate", "");
+            let answer = remote.execute("query-migrate", "");
             assert!(!answer.contains("\"failed\""), "{port} {pin_all}: {answer}");
             answer.contains("\"completed\"")
         });
-        let moved = near.save_memory(&place("moved"));
+        let moved = local.save_memory(&place("moved"));
         assert!(moved[PATTERN_AT..][..PATTERN] == pattern, "{port} {pin_all}: another pattern");
-        assert!(moved == far.save_memory(&place("left")), "{port} {pin_all}: memory differs");
-        near.execute("quit", "");
-        far.execute("quit", "");
+        assert!(moved == remote.save_memory(&place("left")), "{port} {pin_all}: memory differs");
+        local.execute("quit", "");
+        remote.execute("quit", "");
         assert!(target.finish().status.success() && source.finish().status.success(), "{port} {pin_all}");
     }
 }
@@ -198,6 +198,6 @@ fn renamed_library_yields_to_the_preloaded_one() {
     }
     let program = folder.path().join("program");
     assert_eq!(Command::new(&program).status().unwrap().code(), Some(9), "the copy alone");
-    let ended = Site::new("renamed").near("udp", &program.display().to_string()).finish();
+    let ended = Site::new("renamed").local("udp", &program.display().to_string()).finish();
     assert!(ended.status.success(), "{ended:?}");
 }

@@ -71,13 +71,13 @@ fn invalid_gid_index_is_explained() {
     }
     let site = Site::new("pp-gid");
     // The program itself reports an index beyond the table; the library explains an empty entry.
-    let far = site.far("udp", "ibv_rc_pingpong -g 40 192.0.2.1").finish();
-    assert!(!far.status.success() && far.said.contains("the table has 32 entries"), "{far:?}");
-    let mut server = site.near("udp", "ibv_rc_pingpong -g 1");
+    let remote = site.remote("udp", "ibv_rc_pingpong -g 40 192.0.2.1").finish();
+    assert!(!remote.status.success() && remote.output.contains("the table has 32 entries"), "{remote:?}");
+    let mut server = site.local("udp", "ibv_rc_pingpong -g 1");
     server.wait_until_it_listens(PORT);
     // The empty GID goes to the server, which reports the missing address.
-    let empty = site.far("udp", "ibv_rc_pingpong -g 9 192.0.2.1").finish();
+    let empty = site.remote("udp", "ibv_rc_pingpong -g 9 192.0.2.1").finish();
     assert!(!empty.status.success(), "{empty:?}");
     let server = server.finish();
-    assert!(!server.status.success() && server.said.contains("RoCE addresses are GIDs"), "{server:?}");
+    assert!(!server.status.success() && server.output.contains("RoCE addresses are GIDs"), "{server:?}");
 }

@@ -51,13 +51,13 @@ fn tcp_programs_run_over_preloaded_rsockets() {
                     shell(way, &format!("--quiet --dev {dev} --port {port}"), RSOCKETS, &program),
                 )
             };
-            let mut server = start(&site.near, "left", &format!("serve {NEAR}"));
+            let mut server = start(&site.local, "left", &format!("serve {NEAR}"));
             // TCP sockets of the program do not show which port is served: wait for the rdma_cm listener.
             server.wait_until_it_serves();
-            let (client, server) = (start(&site.far, "right", NEAR).finish(), server.finish());
-            let told = format!("{port}: {way}: {client:?} {server:?}");
-            assert!(client.status.success() && server.status.success(), "{told}");
-            assert!(client.said == "4194304 bytes\n" && server.said == client.said, "{told}");
+            let (client, server) = (start(&site.remote, "right", NEAR).finish(), server.finish());
+            let context = format!("{port}: {way}: {client:?} {server:?}");
+            assert!(client.status.success() && server.status.success(), "{context}");
+            assert!(client.output == "4194304 bytes\n" && server.output == client.output, "{context}");
         }
     }
 }
@@ -72,19 +72,19 @@ fn child_with_own_preload_keeps_the_device() {
     let site = Site::new("p-execs");
     let ours = folder().canonicalize().unwrap().join("libibverbs.so.1");
     let ours = ours.display();
-    let run = |list: &str| site.near("udp", &format!("{} {list}", program.display())).finish();
+    let run = |list: &str| site.local("udp", &format!("{} {list}", program.display())).finish();
     let started = run("libm.so.6");
     assert!(started.status.success(), "{started:?}");
-    assert_eq!(started.said.lines().count(), 12, "{started:?}");
-    for line in started.said.lines() {
+    assert_eq!(started.output.lines().count(), 12, "{started:?}");
+    for line in started.output.lines() {
         assert!(line.ends_with(&format!(" libm.so.6:{ours} last")), "{line}");
     }
     // The library is added once, and not to an explicitly empty preload.
     let twice = run(&format!("{ours}:libm.so.6"));
     let none = run("-");
     for (finished, wanted) in [(twice, format!(" {ours}:libm.so.6 last")), (none, " none last".into())] {
-        assert!(finished.status.success() && finished.said.lines().count() == 12, "{finished:?}");
-        assert!(finished.said.lines().all(|line| line.ends_with(&wanted)), "{finished:?}");
+        assert!(finished.status.success() && finished.output.lines().count() == 12, "{finished:?}");
+        assert!(finished.output.lines().all(|line| line.ends_with(&wanted)), "{finished:?}");
     }
 }
 
@@ -100,6 +100,6 @@ fn rdma_cm_file_serves_only_the_library() {
     let script = "env -u LD_PRELOAD sh -c 'echo command > /dev/infiniband/rdma_cm'";
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
     command.args(["run", "--quiet", "--dev", "left", "--port", "udp", "--", "sh", "-c", script]);
-    let written = Running::start(&site.near, command).finish();
-    assert!(!written.status.success() && written.said.contains("I/O error"), "{written:?}");
+    let written = Running::start(&site.local, command).finish();
+    assert!(!written.status.success() && written.output.contains("I/O error"), "{written:?}");
 }

@@ -93,17 +93,17 @@ fn rdma_core_tests_reach_expected_outcomes() {
     for port in super::ports().into_iter().chain(["nic"]) {
         // AF_XDP as well, with the engine in a process of its own.
         let _nic =
-            (port == "nic").then(|| super::site::nic(&site.near, "left", &["--port", "xdp", "--quiet"]));
+            (port == "nic").then(|| super::site::nic(&site.local, "left", &["--port", "xdp", "--quiet"]));
         let waits = |line: &&Expected| line.roxie == WAITS || (port == "xdp" && line.roxie == UDP);
         let waiting: Vec<_> = expected().iter().filter(waits).map(|line| line.test).collect();
         let program = format!("/usr/bin/python3 {} {} roxie0 1", runner.display(), sources.display());
         let mut command = super::launcher(&["--dev", "left", "--port", port], &program);
         command.env("PYVERBS_LEAVE_OUT", waiting.join(","));
-        let ended = Running::start(&site.near, command).finish();
-        let found = outcomes(&ended.said);
+        let ended = Running::start(&site.local, command).finish();
+        let outcomes_of_run = outcomes(&ended.output);
         let mut worse = Vec::new();
         for Expected { test, roxie, .. } in expected().iter().filter(|line| !waits(line)) {
-            let (outcome, why) = found.get(*test).copied().unwrap_or(("fail", "it did not end"));
+            let (outcome, why) = outcomes_of_run.get(*test).copied().unwrap_or(("fail", "it did not end"));
             let least = match *roxie {
                 _ if huge.is_err() && HUGE.contains(test) => "skip",
                 XDP => {
@@ -120,7 +120,7 @@ fn rdma_core_tests_reach_expected_outcomes() {
                 worse.push(format!("{test}: {outcome} instead of {least}: {why}"));
             }
         }
-        let count = |wanted| found.values().filter(|(outcome, _)| *outcome == wanted).count();
+        let count = |wanted| outcomes_of_run.values().filter(|(outcome, _)| *outcome == wanted).count();
         println!("{port}: {} pass, {} are skipped, {} fail", count("pass"), count("skip"), count("fail"));
         assert!(worse.is_empty(), "{port}:\n{}", worse.join("\n"));
     }

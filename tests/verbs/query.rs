@@ -11,9 +11,9 @@ fn device_is_listed_and_described() {
         return;
     }
     let site = Site::new("q-info");
-    let listed = site.near("xdp", "ibv_devices").finish();
-    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
-    let described = site.near("xdp", "ibv_devinfo -v").finish();
+    let listed = site.local("xdp", "ibv_devices").finish();
+    assert!(listed.status.success() && listed.output.contains("roxie0"), "{listed:?}");
+    let described = site.local("xdp", "ibv_devinfo -v").finish();
     assert!(described.status.success(), "{described:?}");
     for part in [
         "hca_id:\troxie0",
@@ -23,7 +23,7 @@ fn device_is_listed_and_described() {
         "Ethernet",
         "ATOMIC_HCA",
     ] {
-        assert!(described.said.contains(part), "{part:?} is not in {}", described.said);
+        assert!(described.output.contains(part), "{part:?} is not in {}", described.output);
     }
 }
 
@@ -35,18 +35,18 @@ fn queries_work_beside_the_interfaces_holder() {
     }
     let site = Site::new("q-beside");
     for port in super::ports() {
-        let mut first = site.near(port, "ibv_rc_pingpong -g 1");
+        let mut first = site.local(port, "ibv_rc_pingpong -g 1");
         first.wait_until_it_listens(18515);
-        let asked = site.near(port, "ibv_devinfo").finish();
-        assert!(asked.status.success() && asked.said.contains("roxie0"), "{port}: {asked:?}");
+        let answer = site.local(port, "ibv_devinfo").finish();
+        assert!(answer.status.success() && answer.output.contains("roxie0"), "{port}: {answer:?}");
         // Over sockets, processes share the interface.
         if port != "xdp" {
             continue;
         }
-        let second = site.near(port, "ibv_rc_pingpong -g 1 -p 18600").finish();
+        let second = site.local(port, "ibv_rc_pingpong -g 1 -p 18600").finish();
         assert!(!second.status.success(), "{port}: {second:?}");
-        assert!(second.said.contains("ibv_rc_pingpon"), "{port}: the holder is not named: {second:?}");
-        assert!(second.said.contains("pid") || second.said.contains("process"), "{port}: {second:?}");
+        assert!(second.output.contains("ibv_rc_pingpon"), "{port}: the holder is not named: {second:?}");
+        assert!(second.output.contains("pid") || second.output.contains("process"), "{port}: {second:?}");
     }
 }
 
@@ -56,10 +56,10 @@ fn link_down_raises_an_event() {
         return;
     }
     let site = Site::new("q-async");
-    let mut watch = site.near("udp", "stdbuf -oL ibv_asyncwatch");
-    watch.wait_until_it_says("async event FD");
-    Links::open_in(&site.far).unwrap().set_up("right", false).unwrap();
-    watch.wait_until_it_says("IBV_EVENT_PORT_ERR");
+    let mut watch = site.local("udp", "stdbuf -oL ibv_asyncwatch");
+    watch.wait_for_output("async event FD");
+    Links::open_in(&site.remote).unwrap().set_up("right", false).unwrap();
+    watch.wait_for_output("IBV_EVENT_PORT_ERR");
 }
 
 #[test]
@@ -74,11 +74,11 @@ fn signals_and_exit_status_are_forwarded() {
         "trap 'echo heard; exit 9' TERM\necho ready\nwhile :; do sleep 0.05; done\n",
     )
     .unwrap();
-    let mut waiting = site.near("udp", &format!("sh {}", script.path().display()));
-    waiting.wait_until_it_says("ready");
+    let mut waiting = site.local("udp", &format!("sh {}", script.path().display()));
+    waiting.wait_for_output("ready");
     kill(Pid::from_raw(waiting.child.id().cast_signed()), Signal::SIGTERM).unwrap();
     let ended = waiting.finish();
-    assert_eq!((ended.status.code(), ended.said.contains("heard")), (Some(9), true), "{ended:?}");
+    assert_eq!((ended.status.code(), ended.output.contains("heard")), (Some(9), true), "{ended:?}");
 }
 
 #[test]
@@ -89,8 +89,8 @@ fn queries_cover_their_whole_tables() {
     }
     let (_place, program) = compiled("asks", &["-libverbs", "-lpthread"]);
     let site = Site::new("asks");
-    let ended = site.near("udp", &program.to_string_lossy()).finish();
-    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+    let ended = site.local("udp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success() && ended.output.contains("all so"), "{ended:?}");
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn queried_attributes_equal_the_set_ones() {
     }
     let (_place, program) = compiled("same", &["-libverbs"]);
     let site = Site::new("same");
-    let ended = site.near("udp", &program.to_string_lossy()).finish();
-    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+    let ended = site.local("udp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success() && ended.output.contains("all so"), "{ended:?}");
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn hop_limit_of_a_qp_is_the_routes() {
     }
     let (_place, program) = compiled("same", &["-libverbs"]);
     let site = Site::new("hops");
-    site.near.run(|| std::fs::write("/proc/sys/net/ipv4/ip_default_ttl", "70")).unwrap().unwrap();
-    let ended = site.near("xdp", &format!("{} 70", program.display())).finish();
-    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+    site.local.run(|| std::fs::write("/proc/sys/net/ipv4/ip_default_ttl", "70")).unwrap().unwrap();
+    let ended = site.local("xdp", &format!("{} 70", program.display())).finish();
+    assert!(ended.status.success() && ended.output.contains("all so"), "{ended:?}");
 }
 
 #[test]
@@ -124,6 +124,6 @@ fn failing_calls_leave_their_own_errno() {
     }
     let (_place, program) = compiled("errnos", &["-libverbs"]);
     let site = Site::new("errnos");
-    let ended = site.near("udp", &program.to_string_lossy()).finish();
+    let ended = site.local("udp", &program.to_string_lossy()).finish();
     assert!(ended.status.success(), "{ended:?}");
 }

@@ -22,15 +22,15 @@ fn some_flow_is_in_force() -> bool {
 
 /// Runs a server and a client of `program` with the same options.
 fn play(site: &Site, program: &str, options: &str) -> (String, String) {
-    let (near, far) = (station(&site.near, "left"), station(&site.far, "right"));
-    let mut server = site.near("xdp", &format!("{program} --server -B {near} -E {far} {options}"));
+    let (local, remote) = (station(&site.local, "left"), station(&site.remote, "right"));
+    let mut server = site.local("xdp", &format!("{program} --server -B {local} -E {remote} {options}"));
     // The programs print nothing before their end, and listen to no port.
     server.wait_until("steering", |_| some_flow_is_in_force());
-    let client = site.far("xdp", &format!("{program} --client -B {far} -E {near} {options}")).finish();
+    let client = site.remote("xdp", &format!("{program} --client -B {remote} -E {local} {options}")).finish();
     let server = server.finish();
-    let told = format!("{program} {options}\nclient: {client:?}\nserver: {server:?}");
-    assert!(client.status.success() && server.status.success(), "{told}");
-    (client.said, server.said)
+    let context = format!("{program} {options}\nclient: {client:?}\nserver: {server:?}");
+    assert!(client.status.success() && server.status.success(), "{context}");
+    (client.output, server.output)
 }
 
 /// Returns the second number of the row for the size: the iterations.
@@ -68,8 +68,8 @@ fn flows_and_queues_are_destroyed_in_order() {
     }
     let (_place, program) = compiled("raw_queues", &["-libverbs"]);
     let site = Site::new("raw-queues");
-    let ended = site.near("xdp", &program.to_string_lossy()).finish();
-    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+    let ended = site.local("xdp", &program.to_string_lossy()).finish();
+    assert!(ended.status.success() && ended.output.contains("all so"), "{ended:?}");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn sockets_refuse_raw_packets() {
     }
     let site = Site::new("raw-udp");
     let program = "raw_ethernet_bw --server -B 02:00:00:00:00:01 -E 02:00:00:00:00:02 -D 1";
-    let ended = site.near("udp", program).finish();
+    let ended = site.local("udp", program).finish();
     assert!(!ended.status.success(), "{ended:?}");
-    assert!(ended.said.contains("raw packet QPs: AF_XDP (--port xdp) has them"), "{ended:?}");
+    assert!(ended.output.contains("raw packet QPs: AF_XDP (--port xdp) has them"), "{ended:?}");
 }

@@ -35,12 +35,12 @@ impl Running {
 
 /// Runs a server and a client to their successful ends. Returns their outputs.
 pub(super) fn meet(site: &Site, port: &str, server: &str, client: &str) -> (String, String) {
-    let mut serving = site.near(port, server);
+    let mut serving = site.local(port, server);
     serving.wait_until_it_serves();
-    let (client_end, server_end) = (site.far(port, client).finish(), serving.finish());
-    let told = format!("{port}: {client}\nclient: {client_end:?}\nserver: {server_end:?}");
-    assert!(client_end.status.success() && server_end.status.success(), "{told}");
-    (client_end.said, server_end.said)
+    let (client_end, server_end) = (site.remote(port, client).finish(), serving.finish());
+    let context = format!("{port}: {client}\nclient: {client_end:?}\nserver: {server_end:?}");
+    assert!(client_end.status.success() && server_end.status.success(), "{context}");
+    (client_end.output, server_end.output)
 }
 
 fn meets(test: &str, tag: &str, programs: &[&str], pairs: &[(&str, &str)]) {
@@ -85,9 +85,9 @@ fn loopback_destination_reaches_the_own_device() {
     }
     let site = Site::new("cm-itself");
     for address in ["127.0.0.1", "::1"] {
-        let mut server = site.near("udp", &format!("rping -s -a {address} -V -C 5"));
+        let mut server = site.local("udp", &format!("rping -s -a {address} -V -C 5"));
         server.wait_until_it_serves();
-        let client = site.near("udp", &format!("rping -c -a {address} -V -C 5")).finish();
+        let client = site.local("udp", &format!("rping -c -a {address} -V -C 5")).finish();
         assert!(client.status.success(), "{address}: {client:?}");
         assert!(server.finish().status.success(), "{address}");
     }
@@ -101,10 +101,10 @@ fn persistent_rping_server_serves_successive_clients() {
     }
     let site = Site::new("cm-persist");
     for port in ports() {
-        let mut server = site.near(port, &format!("rping -s -P -a {NEAR} -V"));
+        let mut server = site.local(port, &format!("rping -s -P -a {NEAR} -V"));
         server.wait_until_it_serves();
         for _ in 0..3 {
-            let client = site.far(port, &format!("rping -c -a {NEAR} -V -C 5")).finish();
+            let client = site.remote(port, &format!("rping -c -a {NEAR} -V -C 5")).finish();
             assert!(client.status.success(), "{port}: {client:?}");
         }
     }
@@ -125,17 +125,17 @@ fn exiting_program_disconnects_without_launcher() {
     let (_place, program) = compiled("parts_silently", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-exits");
     for port in ports() {
-        let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
+        let mut server = site.local(port, &format!("rping -s -a {NEAR} -d"));
         server.wait_until_it_serves();
         let mut client = Command::new("sh");
         let roxie = env!("CARGO_BIN_EXE_roxie");
         let environment = format!("eval \"$({roxie} env --dev right --port {port})\"");
         client.args(["-c", &format!("{environment} && exec {} {NEAR} 7174", program.display())]);
-        let client = Running::start(&site.far, client).finish();
-        assert!(client.status.success() && client.said.contains("connected"), "{port}: {client:?}");
+        let client = Running::start(&site.remote, client).finish();
+        assert!(client.status.success() && client.output.contains("connected"), "{port}: {client:?}");
         let parted = Instant::now();
         let server = server.finish();
-        assert!(server.said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {server:?}");
+        assert!(server.output.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {server:?}");
         assert!(parted.elapsed() < Duration::from_secs(30), "{port}: {:?}", parted.elapsed());
     }
 }
@@ -151,18 +151,18 @@ fn launcher_disconnects_a_killed_program() {
     let site = Site::new("cm-killed");
     for port in ports() {
         for kill_server in [false, true] {
-            let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
+            let mut server = site.local(port, &format!("rping -s -a {NEAR} -d"));
             server.wait_until_it_serves();
-            let mut client = site.far(port, &format!("rping -c -a {NEAR} -d"));
+            let mut client = site.remote(port, &format!("rping -c -a {NEAR} -d"));
             client.wait_until_it_has("CONNECT");
             // rping writes its output to a pipe, by blocks: both programs are exchanging messages by then.
-            server.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
-            client.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
+            server.wait_for_output("RDMA_CM_EVENT_ESTABLISHED");
+            client.wait_for_output("RDMA_CM_EVENT_ESTABLISHED");
             let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
             victim.kill_program();
-            let said = survivor.finish().said;
-            assert!(said.contains("RDMA_CM_EVENT_ESTABLISHED"), "{port}: {said}");
-            assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {said}");
+            let output = survivor.finish().output;
+            assert!(output.contains("RDMA_CM_EVENT_ESTABLISHED"), "{port}: {output}");
+            assert!(output.contains("RDMA_CM_EVENT_DISCONNECTED"), "{port}: {output}");
             assert_eq!(victim.finish().status.code(), Some(128 + 9), "{port}");
         }
     }
@@ -193,16 +193,16 @@ fn peer_is_told_however_a_program_ends() {
     let site = Site::new("cm-ways");
     let play = |site: &Site, port: &str| {
         for (client, stays) in &ways {
-            let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
+            let mut server = site.local(port, &format!("rping -s -a {NEAR} -d"));
             server.wait_until_it_serves();
-            let mut client = site.far(port, client);
-            let said = server.finish().said;
+            let mut client = site.remote(port, client);
+            let output = server.finish().output;
             let ended = client.child.try_wait().unwrap();
-            let told = client.said();
-            let told = format!("{port}: {}: {ended:?}: {told}\n{said}", client.what);
-            assert!(said.contains("RDMA_CM_EVENT_ESTABLISHED"), "{told}");
-            assert!(said.contains("RDMA_CM_EVENT_DISCONNECTED"), "{told}");
-            assert!(!stays || ended.is_none(), "{told}");
+            let context = client.read_to_end();
+            let context = format!("{port}: {}: {ended:?}: {context}\n{output}", client.what);
+            assert!(output.contains("RDMA_CM_EVENT_ESTABLISHED"), "{context}");
+            assert!(output.contains("RDMA_CM_EVENT_DISCONNECTED"), "{context}");
+            assert!(!stays || ended.is_none(), "{context}");
         }
     };
     ports().into_iter().for_each(|port| play(&site, port));
@@ -252,13 +252,13 @@ fn mckey_sends_to_and_receives_from_group() {
     }
     let site = Site::new("cm-mckey");
     for port in ports() {
-        let mut receiver = site.near(port, "mckey -m 239.1.2.3 -b 192.0.2.1 -C 10");
+        let mut receiver = site.local(port, "mckey -m 239.1.2.3 -b 192.0.2.1 -C 10");
         // Datagrams before the receiver has joined are lost.
         receiver.wait_until("in the group", |pid| {
             let groups = fs::read_to_string(format!("/proc/{pid}/net/igmp")).unwrap_or_default();
             groups.contains("030201EF")
         });
-        let sender = site.far(port, "mckey -m 239.1.2.3 -b 192.0.2.2 -s -C 10").finish();
+        let sender = site.remote(port, "mckey -m 239.1.2.3 -b 192.0.2.2 -s -C 10").finish();
         let receiver = receiver.finish();
         assert!(sender.status.success() && receiver.status.success(), "{port}: {sender:?} {receiver:?}");
     }
@@ -295,12 +295,12 @@ fn cmtime_connects_and_disconnects_many() {
     let site = Site::new("cm-time");
     for port in ports() {
         // The server never ends by itself.
-        let mut server = site.near(port, "cmtime");
+        let mut server = site.local(port, "cmtime");
         server.wait_until_it_serves();
-        let client = site.far(port, "cmtime -c 50 -s 192.0.2.1").finish();
+        let client = site.remote(port, "cmtime -c 50 -s 192.0.2.1").finish();
         assert!(client.status.success(), "{port}: {client:?}");
         for step in ["connect", "disconnect"] {
-            let row = client.said.lines().find(|line| line.starts_with(step) && line.contains(':'));
+            let row = client.output.lines().find(|line| line.starts_with(step) && line.contains(':'));
             assert!(row.is_some(), "{step} was not measured: {client:?}");
         }
     }
@@ -327,12 +327,12 @@ fn qperf_measures_over_connections_of_rdma_cm() {
     }
     let site = Site::new("cm-qperf");
     for port in ports() {
-        let mut server = site.near(port, "qperf");
+        let mut server = site.local(port, "qperf");
         server.wait_until_it_listens(QPERF_PORT);
         let tests = ["rc_bi_bw", "rc_rdma_read_bw"];
-        let client = site.far(port, &format!("qperf {NEAR} -cm1 -t 1 {}", tests.join(" "))).finish();
+        let client = site.remote(port, &format!("qperf {NEAR} -cm1 -t 1 {}", tests.join(" "))).finish();
         assert!(client.status.success(), "{port}: {client:?}");
-        assert!(tests.iter().all(|test| client.said.contains(test)), "{client:?}");
+        assert!(tests.iter().all(|test| client.output.contains(test)), "{client:?}");
     }
 }
 
@@ -362,9 +362,9 @@ fn fio_writes_and_the_receiver_verifies() {
             within(&mut command);
             Running::start(namespace, command)
         };
-        let mut server = start(&site.near, "left", &serve);
+        let mut server = start(&site.local, "left", &serve);
         server.wait_until_it_serves();
-        (start(&site.far, "right", &send), server)
+        (start(&site.remote, "right", &send), server)
     };
     for port in ports() {
         let (client, server) = play(port, "0x5aa5", "0x5aa5");
@@ -384,19 +384,19 @@ fn route_off_the_device_is_explained() {
         return;
     }
     let site = Site::new("cm-way");
-    let mut links = Links::open_in(&site.far).unwrap();
+    let mut links = Links::open_in(&site.remote).unwrap();
     links.add_address("lo", "198.51.100.7/32".parse().unwrap()).unwrap();
     links.set_up("lo", true).unwrap();
-    let lost = site.far("udp", "rping -c -a 198.51.100.7 -C 1").finish();
+    let lost = site.remote("udp", "rping -c -a 198.51.100.7 -C 1").finish();
     assert!(
-        !lost.status.success() && lost.said.contains("begins at 198.51.100.7, which is not on right"),
+        !lost.status.success() && lost.output.contains("begins at 198.51.100.7, which is not on right"),
         "{lost:?}"
     );
-    let nowhere = site.far("udp", "rping -c -a 203.0.113.9 -C 1").finish();
-    assert!(!nowhere.status.success() && nowhere.said.contains("Network is unreachable"), "{nowhere:?}");
-    let mut elsewhere = site.near("udp", &format!("rping -s -a {NEAR} -p 7175"));
-    elsewhere.wait_until_it_serves();
-    let refused = site.far("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
+    let nowhere = site.remote("udp", "rping -c -a 203.0.113.9 -C 1").finish();
+    assert!(!nowhere.status.success() && nowhere.output.contains("Network is unreachable"), "{nowhere:?}");
+    let mut other_place = site.local("udp", &format!("rping -s -a {NEAR} -p 7175"));
+    other_place.wait_until_it_serves();
+    let refused = site.remote("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
     assert!(!refused.status.success(), "there is no server: {refused:?}");
 }
 
@@ -415,12 +415,12 @@ fn host_without_roce_is_unreachable_at_once() {
         ("xdp", format!("rping -c -a {NEAR} -C 1 -d")),
         ("udp", format!("udaddy -s {NEAR} -C 1")),
     ] {
-        let ended = site.far(port, &client).finish();
-        let told = "its host says that nothing takes UDP port 4791 there";
-        assert!(!ended.status.success() && ended.said.contains(told), "{port}: {client}: {ended:?}");
-        assert!(!ended.said.contains("did not answer"), "{port}: {ended:?}");
+        let ended = site.remote(port, &client).finish();
+        let expected = "its host says that nothing takes UDP port 4791 there";
+        assert!(!ended.status.success() && ended.output.contains(expected), "{port}: {client}: {ended:?}");
+        assert!(!ended.output.contains("did not answer"), "{port}: {ended:?}");
         let event = client.contains("-d").then_some("RDMA_CM_EVENT_UNREACHABLE");
-        assert!(event.is_none_or(|event| ended.said.contains(event)), "{port}: {ended:?}");
+        assert!(event.is_none_or(|event| ended.output.contains(event)), "{port}: {ended:?}");
     }
 }
 
@@ -445,10 +445,10 @@ time.sleep(100)
     let place = tempfile::NamedTempFile::new().unwrap();
     fs::write(place.path(), program).unwrap();
     for port in ports() {
-        let mut bound = site.near(port, &format!("python3 {}", place.path().display()));
+        let mut bound = site.local(port, &format!("python3 {}", place.path().display()));
         bound.wait_until_it_has("ADDR_BOUND");
-        let refused = site.far(port, &format!("rping -c -a {NEAR} -C 1 -d")).finish();
-        assert!(refused.said.contains("RDMA_CM_EVENT_REJECTED"), "{port}: {refused:?}");
+        let refused = site.remote(port, &format!("rping -c -a {NEAR} -C 1 -d")).finish();
+        assert!(refused.output.contains("RDMA_CM_EVENT_REJECTED"), "{port}: {refused:?}");
         bound.kill_program();
     }
 }
@@ -463,10 +463,10 @@ fn silent_host_is_given_up_after_15_s() {
     }
     let site = Site::new("cm-silent");
     // A socket that receives the datagrams and never answers.
-    let _silent = site.near.run(|| std::net::UdpSocket::bind((NEAR, 4791))).unwrap().unwrap();
-    let ended = site.far("udp", &format!("rping -c -a {NEAR} -C 1 -d")).finish();
-    let told = format!("{NEAR}:7174 did not answer 7 copies of REQ");
-    assert!(!ended.status.success() && ended.said.contains(&told), "{ended:?}");
+    let _silent = site.local.run(|| std::net::UdpSocket::bind((NEAR, 4791))).unwrap().unwrap();
+    let ended = site.remote("udp", &format!("rping -c -a {NEAR} -C 1 -d")).finish();
+    let expected = format!("{NEAR}:7174 did not answer 7 copies of REQ");
+    assert!(!ended.status.success() && ended.output.contains(&expected), "{ended:?}");
 }
 
 /// As qperf's server. A request that arrives while the port is being opened would be lost, and rdma_rxe repeats it only after 6
@@ -497,8 +497,8 @@ print("fine")
     let place = tempfile::NamedTempFile::new().unwrap();
     fs::write(place.path(), program).unwrap();
     let path = place.path().display().to_string();
-    let ran = site.near("udp", &format!("python3 {path}")).finish();
-    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
+    let ran = site.local("udp", &format!("python3 {path}")).finish();
+    assert!(ran.status.success() && ran.output.contains("fine"), "{ran:?}");
 }
 
 #[test]
@@ -558,8 +558,8 @@ print("fine")
     let place = tempfile::NamedTempFile::new().unwrap();
     fs::write(place.path(), program).unwrap();
     let path = place.path().display().to_string();
-    let ran = site.near("udp", &format!("python3 {path}")).finish();
-    assert!(ran.status.success() && ran.said.contains("fine"), "{ran:?}");
+    let ran = site.local("udp", &format!("python3 {path}")).finish();
+    assert!(ran.status.success() && ran.output.contains("fine"), "{ran:?}");
 }
 
 #[test]
@@ -569,8 +569,8 @@ fn event_wait_survives_channel_destruction() {
         return;
     }
     let (_place, program) = compiled("channel", &["-lrdmacm", "-libverbs", "-lpthread"]);
-    let ran = Site::new("cm-channel").near("udp", &format!("{} {NEAR}", program.display())).finish();
-    assert!(ran.status.success() && ran.said.contains("all waited"), "{ran:?}");
+    let ran = Site::new("cm-channel").local("udp", &format!("{} {NEAR}", program.display())).finish();
+    assert!(ran.status.success() && ran.output.contains("all waited"), "{ran:?}");
 }
 
 /// 20 unused addresses are resolved at a time, more than there are resolver threads.
@@ -582,7 +582,7 @@ fn resolution_of_silent_host_ends_with_its_timeout() {
     let (_place, program) = compiled("resolves", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-silent");
     for port in ports() {
-        let ended = site.near(port, &format!("{} {FAR} 192.0.2.100", program.display())).finish();
-        assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
+        let ended = site.local(port, &format!("{} {FAR} 192.0.2.100", program.display())).finish();
+        assert!(ended.status.success() && ended.output.contains("all so"), "{port}: {ended:?}");
     }
 }

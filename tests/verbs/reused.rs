@@ -8,6 +8,6 @@ fn reused_channel_number_belongs_to_new_file() {
         return;
     }
     let (_place, program) = compiled("reused", &["-lrdmacm", "-libverbs"]);
-    let ended = Site::new("reused").near("udp", &program.display().to_string()).finish();
+    let ended = Site::new("reused").local("udp", &program.display().to_string()).finish();
     assert!(ended.status.success(), "{ended:?}");
 }

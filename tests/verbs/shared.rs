@@ -39,7 +39,7 @@ pub(crate) fn doors(namespace: &NetNs) -> usize {
     table.lines().filter(|line| line.contains(" @roxie/") && !line.contains(" @roxie/launcher/")).count()
 }
 
-fn wait_until_group_is_gone(namespace: &NetNs, within: Duration) {
+fn wait_until_group_has_ended(namespace: &NetNs, within: Duration) {
     let until = Instant::now() + within;
     while doors(namespace) > 0 {
         assert!(Instant::now() < until, "something of a group is left");
@@ -68,15 +68,15 @@ fn server_and_client_share_a_device() {
     let site = Site::new("same-device");
     for port in SHARED {
         server_and_client(&site, port);
-        wait_until_group_is_gone(&site.near, Duration::from_secs(20));
+        wait_until_group_has_ended(&site.local, Duration::from_secs(20));
     }
 }
 
 pub(crate) fn server_and_client(site: &Site, port: &str) {
     for (program, tcp) in BY_TCP {
-        let mut server = site.near(port, program);
+        let mut server = site.local(port, program);
         server.wait_until_it_listens(tcp);
-        let client = site.near(port, &format!("{program} {NEAR}")).finish();
+        let client = site.local(port, &format!("{program} {NEAR}")).finish();
         let server = server.finish();
         assert!(
             client.status.success() && server.status.success(),
@@ -93,13 +93,13 @@ fn rdma_cm_servers_get_their_own_requests() {
     let site = Site::new("same-cm");
     for port in SHARED {
         servers_of_rdma_cm(&site, port);
-        wait_until_group_is_gone(&site.near, Duration::from_secs(20));
+        wait_until_group_has_ended(&site.local, Duration::from_secs(20));
     }
 }
 
 pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
     let server = |port: u16| {
-        let mut server = site.near(device, &format!("rping -s -P -p {port} -a {NEAR} -v"));
+        let mut server = site.local(device, &format!("rping -s -P -p {port} -a {NEAR} -v"));
         server.wait_until_it_serves();
         server
     };
@@ -107,32 +107,32 @@ pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
     for round in 0..3 {
         for port in [7003, 7001, 7002] {
             let client = format!("rping -c -p {port} -a {NEAR} -v -V -C 5");
-            let client = if round == 1 { site.near(device, &client) } else { site.far(device, &client) };
+            let client = if round == 1 { site.local(device, &client) } else { site.remote(device, &client) };
             let client = client.finish();
             assert!(client.status.success(), "port {port}: {client:?}");
-            assert_eq!(client.said.matches("ping data: rdma-ping-").count(), 5, "{client:?}");
+            assert_eq!(client.output.matches("ping data: rdma-ping-").count(), 5, "{client:?}");
         }
     }
     // Port numbers belong to the device.
-    let second = site.near(device, &format!("rping -s -p 7002 -a {NEAR} -v")).finish();
-    assert!(!second.status.success() && second.said.contains("Address already in use"), "{second:?}");
+    let second = site.local(device, &format!("rping -s -p 7002 -a {NEAR} -v")).finish();
+    assert!(!second.status.success() && second.output.contains("Address already in use"), "{second:?}");
     // Existing members do not refuse requests for ports without a listener.
     let start = Instant::now();
-    let nobody = site.far(device, &format!("rping -c -p 7009 -a {NEAR} -v -C 1")).finish();
-    assert!(!nobody.status.success() && nobody.said.contains("REJECTED"), "{nobody:?}");
+    let nobody = site.remote(device, &format!("rping -c -p 7009 -a {NEAR} -v -C 1")).finish();
+    assert!(!nobody.status.success() && nobody.output.contains("REJECTED"), "{nobody:?}");
     assert!(start.elapsed() < Duration::from_secs(30), "refused, not given up");
     // A killed server releases its port number, and another one takes it.
     let [first, ..] = &servers;
     kill_programs(first);
     let again = Instant::now() + Duration::from_secs(20);
     let server = loop {
-        let mut server = site.near(device, &format!("rping -s -p 7001 -a {NEAR} -v -V -C 5"));
+        let mut server = site.local(device, &format!("rping -s -p 7001 -a {NEAR} -v -V -C 5"));
         if server.serves() {
             break server;
         }
-        assert!(Instant::now() < again, "port 7001 is not free: {}", server.said());
+        assert!(Instant::now() < again, "port 7001 is not free: {}", server.read_to_end());
     };
-    let client = site.far(device, &format!("rping -c -p 7001 -a {NEAR} -v -V -C 5")).finish();
+    let client = site.remote(device, &format!("rping -c -p 7001 -a {NEAR} -v -V -C 5")).finish();
     assert!(client.status.success(), "{client:?}");
     drop((servers, server));
 }
@@ -144,25 +144,25 @@ fn killed_process_does_not_harm_others() {
     }
     let site = Site::new("same-kill");
     for port in SHARED {
-        kill_beside_others(&site, port);
+        kill_one_of_several(&site, port);
     }
 }
 
-fn kill_beside_others(site: &Site, port: &str) {
+fn kill_one_of_several(site: &Site, port: &str) {
     // The first member is killed first: the group does not depend on any single member.
-    let mut victims = vec![site.near(port, "ibv_rc_pingpong -g 1 -p 19000")];
+    let mut victims = vec![site.local(port, "ibv_rc_pingpong -g 1 -p 19000")];
     wait_until_it_shares(&mut victims[0]);
     let kills = number("KILLS", KILLS);
     let seconds = 8 + kills / 2;
     let program = &format!("ib_write_bw -x 1 -F -b -s 20000 -D {seconds}");
-    let mut server = site.near(port, program);
+    let mut server = site.local(port, program);
     server.wait_until_it_listens(18515);
-    let client = site.far(port, &format!("{program} {NEAR}"));
+    let client = site.remote(port, &format!("{program} {NEAR}"));
     for round in 0..kills {
         kill_programs(&victims.remove(0));
         // Some are killed while joining.
         for n in 0..2 {
-            let mut victim = site.near(port, &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
+            let mut victim = site.local(port, &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
             if n == 0 {
                 std::thread::sleep(Duration::from_millis(17 * (round as u64 % 20)));
                 kill_programs(&victim);
@@ -176,7 +176,7 @@ fn kill_beside_others(site: &Site, port: &str) {
     assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
     println!("{} processes were killed", 2 * kills);
     drop(victims);
-    wait_until_group_is_gone(&site.near, Duration::from_secs(20));
+    wait_until_group_has_ended(&site.local, Duration::from_secs(20));
 }
 
 #[test]
@@ -188,8 +188,8 @@ fn processes_talk_over_sockets_during_kills() {
     let site = Site::new("same-mesh");
     for port in SHARED {
         each_of_many(&site, port);
-        wait_until_group_is_gone(&site.near, Duration::from_secs(20));
-        wait_until_group_is_gone(&site.far, Duration::from_secs(20));
+        wait_until_group_has_ended(&site.local, Duration::from_secs(20));
+        wait_until_group_has_ended(&site.remote, Duration::from_secs(20));
     }
 }
 
@@ -202,13 +202,13 @@ fn surviving_child_does_not_block_others() {
     let site = Site::new("same-fork");
     for port in SHARED {
         let parent = launcher(&["--dev", "left", "--port", port], program.to_str().unwrap());
-        let mut parent = Running::start(&site.near, parent);
+        let mut parent = Running::start(&site.local, parent);
         parent.wait_until("gone", |pid| {
             fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") Z "))
         });
         assert!(parent.child.wait().unwrap().success());
         // The child leaves it as soon as it runs, and lives for 20 s.
-        wait_until_group_is_gone(&site.near, Duration::from_secs(10));
+        wait_until_group_has_ended(&site.local, Duration::from_secs(10));
         site.play(port, "ibv_rc_pingpong -g 1 -n 100", 18515);
     }
 }
@@ -224,7 +224,7 @@ fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Pat
         Command::new(compiler).arg("-O1").arg("-o").arg(&program).arg(source).status_in_time().unwrap();
     assert!(compiled.success(), "{compiler}: {compiled}");
     let agent = place.path().join("agent");
-    super::upper::write_agent(&agent, site.far.name().unwrap());
+    super::upper::write_agent(&agent, site.remote.name().unwrap());
     for transport in ["rc_v", "ud_v"] {
         let run =
             format!("{} run -q --port {port} -- {}", folder().join("roxie").display(), program.display());
@@ -236,9 +236,11 @@ fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Pat
             "-c",
             &format!("hostname near; export UCX_NET_DEVICES=roxie0:1; exec {mpirun}"),
         ]);
-        let ran = Running::start(&site.near, command).finish();
+        let ran = Running::start(&site.local, command).finish();
         assert!(
-            ran.status.success() && ran.said.contains("8 ranks: ") && ran.said.contains(", 0 wrong, sum 36"),
+            ran.status.success()
+                && ran.output.contains("8 ranks: ")
+                && ran.output.contains(", 0 wrong, sum 36"),
             "{transport}: {ran:?}"
         );
     }
@@ -249,7 +251,7 @@ fn open_mpi_ranks_exchange_over_sockets() {
     let site = Site::new("same-ompi");
     for port in SHARED {
         eight_of_open_mpi(&site, port);
-        wait_until_group_is_gone(&site.near, Duration::from_secs(20));
+        wait_until_group_has_ended(&site.local, Duration::from_secs(20));
     }
 }
 
@@ -273,7 +275,7 @@ fn mpich_ranks_exchange_over_sockets() {
     let site = Site::new("same-mpich");
     for port in SHARED {
         eight_of_mpich(&site, port);
-        wait_until_group_is_gone(&site.near, Duration::from_secs(20));
+        wait_until_group_has_ended(&site.local, Duration::from_secs(20));
     }
 }
 

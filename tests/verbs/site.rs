@@ -130,8 +130,8 @@ pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
 /// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. Each test has
 /// its own.
 pub(crate) struct Site {
-    pub(crate) near: NetNs,
-    pub(crate) far: NetNs,
+    pub(crate) local: NetNs,
+    pub(crate) remote: NetNs,
 }
 
 /// Waits until an interface of the calling thread's namespace has `IFF_RUNNING`. The kernel sets it up to a second after the
@@ -152,10 +152,10 @@ impl Site {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         folder();
         let number = COUNT.fetch_add(1, Relaxed);
-        let [near, far] = ["a", "b"].map(|end| NetNs::create(&format!("{tag}-{number}-{end}")).unwrap());
-        let mut left = Links::open_in(&near).unwrap();
-        left.create_veth("left", &far, "right", 1).unwrap();
-        let mut right = Links::open_in(&far).unwrap();
+        let [local, remote] = ["a", "b"].map(|end| NetNs::create(&format!("{tag}-{number}-{end}")).unwrap());
+        let mut left = Links::open_in(&local).unwrap();
+        left.create_veth("left", &remote, "right", 1).unwrap();
+        let mut right = Links::open_in(&remote).unwrap();
         for (links, name, addresses) in [
             (&mut left, "left", ["192.0.2.1/24", "fd00::1/64"]),
             (&mut right, "right", ["192.0.2.2/24", "fd00::2/64"]),
@@ -166,46 +166,47 @@ impl Site {
             links.set_mtu(name, 4200).unwrap();
             links.set_up(name, true).unwrap();
         }
-        for (host, name) in [(&near, "left"), (&far, "right")] {
+        for (host, name) in [(&local, "left"), (&remote, "right")] {
             host.run(|| wait_until_running(name)).unwrap();
         }
-        Site { near, far }
+        Site { local, remote }
     }
 
     /// Returns a site with a NIC process in each namespace (`roxie nic`).
     pub(crate) fn with_nics(tag: &str, options: &[&str]) -> (Site, [Running; 2]) {
         let site = Site::new(tag);
-        let nics = [(&site.near, "left"), (&site.far, "right")].map(|(host, dev)| nic(host, dev, options));
+        let nics =
+            [(&site.local, "left"), (&site.remote, "right")].map(|(host, dev)| nic(host, dev, options));
         (site, nics)
     }
 
     /// Starts a program on the near device.
-    pub(crate) fn near(&self, port: &str, program: &str) -> Running {
-        Running::start(&self.near, launcher(&["--dev", "left", "--port", port], program))
+    pub(crate) fn local(&self, port: &str, program: &str) -> Running {
+        Running::start(&self.local, launcher(&["--dev", "left", "--port", port], program))
     }
 
     /// Starts a program on the far device.
-    pub(crate) fn far(&self, port: &str, program: &str) -> Running {
-        Running::start(&self.far, launcher(&["--dev", "right", "--port", port], program))
+    pub(crate) fn remote(&self, port: &str, program: &str) -> Running {
+        Running::start(&self.remote, launcher(&["--dev", "right", "--port", port], program))
     }
 
     /// Runs `program` as a server, and again as its client. Asserts that they succeed, and returns their outputs.
     pub(crate) fn play(&self, port: &str, program: &str, tcp_port: u16) -> (String, String) {
-        let mut server = self.near(port, program);
+        let mut server = self.local(port, program);
         server.wait_until_it_listens(tcp_port);
-        let client = self.far(port, &format!("{program} {NEAR}"));
+        let client = self.remote(port, &format!("{program} {NEAR}"));
         let (client, server) = (client.finish(), server.finish());
-        let told = format!("{port}: {program}\nclient: {client:?}\nserver: {server:?}");
-        assert!(client.status.success() && server.status.success(), "{told}");
-        (client.said, server.said)
+        let context = format!("{port}: {program}\nclient: {client:?}\nserver: {server:?}");
+        assert!(client.status.success() && server.status.success(), "{context}");
+        (client.output, server.output)
     }
 }
 
 /// Returns the payload bytes that a host's device has sent; of several devices, the largest number. Clients of `roxie nic`
 /// report the NIC's.
 pub(crate) fn sent_bytes(host: &NetNs) -> u64 {
-    let look = host.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
-    look.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)
+    let snapshots = host.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
+    snapshots.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)
 }
 
 /// Starts the NIC of an interface, and waits until it serves.
@@ -242,7 +243,7 @@ pub(crate) struct Running {
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     /// Standard output, then standard error.
-    pub(crate) said: String,
+    pub(crate) output: String,
 }
 
 impl Running {
@@ -282,8 +283,8 @@ impl Running {
         while !is_so(self.child.id()) {
             let ended = self.child.try_wait().unwrap();
             if ended.is_some() || Instant::now() > self.until {
-                let said = self.said();
-                panic!("{}: not {what} ({ended:?}): {said}", self.what);
+                let output = self.read_to_end();
+                panic!("{}: not {what} ({ended:?}): {output}", self.what);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -300,14 +301,14 @@ impl Running {
     }
 
     /// Waits until the program has written `word` to either of its outputs.
-    pub(crate) fn wait_until_it_says(&mut self, word: &str) {
+    pub(crate) fn wait_for_output(&mut self, word: &str) {
         let output = Arc::clone(&self.output);
         self.wait_until(&format!("saying {word:?}"), |_| {
             output.iter().any(|stream| stream.text().contains(word))
         });
     }
 
-    pub(crate) fn said(&mut self) -> String {
+    pub(crate) fn read_to_end(&mut self) -> String {
         // Kill all descendants: survivors would keep the pipes open.
         for pid in descendants(self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
@@ -321,21 +322,21 @@ impl Running {
         // Allow time for the descendants of a process that is killed at the deadline.
         let until = self.until.max(Instant::now() + Duration::from_secs(10));
         let ended = self.output.iter().all(|stream| stream.ends_by(until));
-        let said: String = self.output.iter().map(Stream::text).collect();
-        assert!(ended, "{} has left a process behind that holds its output: {said}", self.what);
-        said
+        let output: String = self.output.iter().map(Stream::text).collect();
+        assert!(ended, "{} has left a process behind that holds its output: {output}", self.what);
+        output
     }
 
     /// Waits for the program's end, and returns status and output.
     pub(crate) fn finish(mut self) -> Finished {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                let said = self.whole_output();
-                return Finished { status, said };
+                let output = self.whole_output();
+                return Finished { status, output };
             }
             if Instant::now() > self.until {
-                let said = self.said();
-                panic!("{} has not ended after {LIMIT:?}: {said}", self.what);
+                let output = self.read_to_end();
+                panic!("{} has not ended after {LIMIT:?}: {output}", self.what);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -350,8 +351,8 @@ impl Drop for Running {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
             let _ = self.child.wait();
             if std::thread::panicking() {
-                let said: String = self.output.iter().map(Stream::text).collect();
-                eprintln!("{} was still running: {said}", self.what);
+                let output: String = self.output.iter().map(Stream::text).collect();
+                eprintln!("{} was still running: {output}", self.what);
             }
         }
     }
@@ -371,8 +372,8 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
 /// True if a process, or a descendant, has an identifier in this state, and the interface.
 pub(crate) fn has(pid: u32, state: &str) -> bool {
     let seen = NetNs::of_process(pid).map(|namespace| namespace.run(snapshots));
-    let Ok(Ok(Ok(look))) = seen else { return false };
+    let Ok(Ok(Ok(view))) = seen else { return false };
     let family = descendants(pid);
     let own = |device: &&Snapshot| family.contains(&device.pid) && device.port != "unclaimed";
-    look.snapshots.iter().filter(own).flat_map(|device| &device.cm_ids).any(|id| id.state == state)
+    view.snapshots.iter().filter(own).flat_map(|device| &device.cm_ids).any(|id| id.state == state)
 }

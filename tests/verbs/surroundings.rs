@@ -42,7 +42,7 @@ fn in_chroot(site: &Site, kind: &str, wrapper: &[&str], program: &str) -> Finish
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(root.path(), open).unwrap();
     command.env("ROXIE", folder()).env("KIND", kind).env("ROOT", root.path());
-    Running::start(&site.near, command).finish()
+    Running::start(&site.local, command).finish()
 }
 
 #[test]
@@ -52,17 +52,17 @@ fn chroot_view_is_invisible_to_the_host() {
         return;
     }
     let site = Site::new("l-chroot");
-    let look = "pwd; ls /; cat /sys/class/infiniband/roxie0/node_type; test -c /dev/infiniband/uverbs0 && ibv_devices";
-    let whole = in_chroot(&site, "whole", &[], look);
-    assert!(whole.status.success() && whole.said.contains("roxie0"), "{whole:?}");
-    assert!(whole.said.starts_with("/here\n"), "the working directory is lost: {whole:?}");
-    assert!(whole.said.contains("1: CA") && !whole.said.contains("no view"), "{whole:?}");
-    assert!(!whole.said.contains("\nhome\n"), "outside of the chroot: {whole:?}");
-    assert!(!whole.said.contains("mounts are left"), "{whole:?}");
+    let script = "pwd; ls /; cat /sys/class/infiniband/roxie0/node_type; test -c /dev/infiniband/uverbs0 && ibv_devices";
+    let whole = in_chroot(&site, "whole", &[], script);
+    assert!(whole.status.success() && whole.output.contains("roxie0"), "{whole:?}");
+    assert!(whole.output.starts_with("/here\n"), "the working directory is lost: {whole:?}");
+    assert!(whole.output.contains("1: CA") && !whole.output.contains("no view"), "{whole:?}");
+    assert!(!whole.output.contains("\nhome\n"), "outside of the chroot: {whole:?}");
+    assert!(!whole.output.contains("mounts are left"), "{whole:?}");
 
-    let bare = in_chroot(&site, "bare", &[], &format!("ls -d /dev/kept && {look}"));
-    assert!(bare.status.success() && bare.said.contains("1: CA"), "{bare:?}");
-    assert!(!bare.said.contains("no view") && !bare.said.contains("mounts are left"), "{bare:?}");
+    let bare = in_chroot(&site, "bare", &[], &format!("ls -d /dev/kept && {script}"));
+    assert!(bare.status.success() && bare.output.contains("1: CA"), "{bare:?}");
+    assert!(!bare.output.contains("no view") && !bare.output.contains("mounts are left"), "{bare:?}");
 }
 
 #[test]
@@ -75,9 +75,9 @@ fn unprivileged_chroot_gets_device_without_files() {
     // Root without capabilities, so that the build folder is accessible.
     let nobody = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
     let listed = in_chroot(&site, "whole", &nobody, "ls -d /sys/class/infiniband; ibv_devices");
-    assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
-    let told = "no view of /sys/class/infiniband for the program (a user namespace with a mount namespace: Operation not permitted";
-    assert!(listed.said.contains(told) && listed.said.contains("cannot access"), "{listed:?}");
+    assert!(listed.status.success() && listed.output.contains("roxie0"), "{listed:?}");
+    let reported = "no view of /sys/class/infiniband for the program (a user namespace with a mount namespace: Operation not permitted";
+    assert!(listed.output.contains(reported) && listed.output.contains("cannot access"), "{listed:?}");
 }
 
 /// Runs a shell command under `roxie run` with reduced privileges.
@@ -85,7 +85,7 @@ fn with(site: &Site, wrapper: &[&str], options: &[&str], program: &str) -> Finis
     let mut command = Command::new(wrapper[0]);
     command.args(&wrapper[1..]).arg(Path::new(env!("CARGO_BIN_EXE_roxie"))).arg("run").args(options);
     command.args(["--dev", "left", "--", "sh", "-c", program]);
-    Running::start(&site.near, command).finish()
+    Running::start(&site.local, command).finish()
 }
 
 /// Privileges of containers with the capabilities for AF_XDP only.
@@ -96,17 +96,17 @@ fn af_xdp_capabilities_are_kept() {
         return;
     }
     let site = Site::new("l-caps");
-    let look = "ls -d /sys/class/infiniband; grep CapEff /proc/self/status; ibv_devices";
+    let script = "ls -d /sys/class/infiniband; grep CapEff /proc/self/status; ibv_devices";
     let wrapper = ["setpriv", "--bounding-set=-sys_admin"];
-    let plain = with(&site, &wrapper, &["--port", "xdp"], look);
-    assert!(plain.status.success() && plain.said.contains("roxie0"), "{plain:?}");
-    let told = "a mount namespace: Operation not permitted";
-    assert!(plain.said.contains(told) && plain.said.contains("not beside AF_XDP"), "{plain:?}");
-    assert!(plain.said.contains("cannot access"), "{plain:?}");
+    let plain = with(&site, &wrapper, &["--port", "xdp"], script);
+    assert!(plain.status.success() && plain.output.contains("roxie0"), "{plain:?}");
+    let reported = "a mount namespace: Operation not permitted";
+    assert!(plain.output.contains(reported) && plain.output.contains("not beside AF_XDP"), "{plain:?}");
+    assert!(plain.output.contains("cannot access"), "{plain:?}");
     // The advice in the message works.
-    let sockets = with(&site, &wrapper, &["--port", "udp"], look);
-    assert!(sockets.status.success() && sockets.said.contains("/sys/class/infiniband\n"), "{sockets:?}");
-    assert!(!sockets.said.contains("no view"), "{sockets:?}");
+    let sockets = with(&site, &wrapper, &["--port", "udp"], script);
+    assert!(sockets.status.success() && sockets.output.contains("/sys/class/infiniband\n"), "{sockets:?}");
+    assert!(!sockets.output.contains("no view"), "{sockets:?}");
 }
 
 /// A user namespace that cannot have nested ones: all capabilities are present, but of little effect.
@@ -117,19 +117,19 @@ fn device_works_without_user_namespaces() {
         return;
     }
     let site = Site::new("l-no-user");
-    let look = "ls -d /sys/class/infiniband; id -u; ibv_devices";
+    let script = "ls -d /sys/class/infiniband; id -u; ibv_devices";
     let first =
         "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-sys_admin \"$@\"";
-    let none = with(&site, &["unshare", "--user", "--map-root-user", "sh", "-c", first, "sh"], &[], look);
-    assert!(none.status.success() && none.said.contains("roxie0"), "{none:?}");
+    let none = with(&site, &["unshare", "--user", "--map-root-user", "sh", "-c", first, "sh"], &[], script);
+    assert!(none.status.success() && none.output.contains("roxie0"), "{none:?}");
     assert!(
-        none.said.contains(
+        none.output.contains(
             "a user namespace with a mount namespace: there are as many as user.max_user_namespaces allows"
         ),
         "{none:?}"
     );
     assert!(
-        none.said.contains("cannot access") && none.said.starts_with("0\n"),
+        none.output.contains("cannot access") && none.output.starts_with("0\n"),
         "user and group are unchanged: {none:?}"
     );
 }
@@ -141,8 +141,11 @@ fn missing_bpf_permission_is_explained() {
         return;
     }
     let site = Site::new("l-no-bpf");
-    let told = with(&site, &["unshare", "--user", "--map-root-user"], &["--port", "xdp"], "ibv_devices");
-    assert!(told.status.success() && told.said.contains("roxie0"), "{told:?}");
+    let reported = with(&site, &["unshare", "--user", "--map-root-user"], &["--port", "xdp"], "ibv_devices");
+    assert!(reported.status.success() && reported.output.contains("roxie0"), "{reported:?}");
     let why = "AF_XDP will not open on left: this process may make no BPF map";
-    assert!(told.said.contains(why) && told.said.contains("those of a user namespace"), "{told:?}");
+    assert!(
+        reported.output.contains(why) && reported.output.contains("those of a user namespace"),
+        "{reported:?}"
+    );
 }

@@ -12,7 +12,7 @@ use super::{NEAR, Running, Site, folder, launcher, ports, skip};
 
 /// Starts an idle program under `roxie run`: its launcher maintains the files.
 fn observer(site: &Site, port: &str) -> Running {
-    let mut observer = site.near(port, "sleep 1000");
+    let mut observer = site.local(port, "sleep 1000");
     observer.wait_until("with files", |pid| read(pid, "state").is_some());
     observer
 }
@@ -39,8 +39,8 @@ fn count(launcher: u32, path: &str) -> u64 {
 fn shown(site: &Site, name: &str) -> u64 {
     let mut command = Command::new(folder().join("roxie"));
     command.args(["show", "counters", "--json"]);
-    let shown = Running::start(&site.near, command).finish();
-    let all: Value = serde_json::from_str(&shown.said).unwrap_or_else(|e| panic!("{e}: {shown:?}"));
+    let shown = Running::start(&site.local, command).finish();
+    let all: Value = serde_json::from_str(&shown.output).unwrap_or_else(|e| panic!("{e}: {shown:?}"));
     all["devices"]
         .as_array()
         .expect("a list")
@@ -56,7 +56,7 @@ fn port_state_follows_the_link() {
     }
     let site = Site::new("fs-link");
     let mut observer = observer(&site, "udp");
-    let mut links = Links::open_in(&site.near).unwrap();
+    let mut links = Links::open_in(&site.local).unwrap();
     let mut open = File::open(file(observer.child.id(), "state")).unwrap();
     for (up, state, physical) in [(false, "1: DOWN", "3: Disabled"), (true, "4: ACTIVE", "5: LinkUp")] {
         links.set_up("left", up).unwrap();
@@ -79,7 +79,7 @@ fn gids_follow_the_addresses() {
     }
     let site = Site::new("fs-gids");
     let mut observer = observer(&site, "udp");
-    let mut links = Links::open_in(&site.near).unwrap();
+    let mut links = Links::open_in(&site.local).unwrap();
     let address = "192.0.2.77/24".parse().unwrap();
     let gid = "0000:0000:0000:0000:0000:ffff:c000:024d";
     let index = |pid: u32| (0..32).find(|index| read(pid, &format!("gids/{index}")).as_deref() == Some(gid));
@@ -94,8 +94,8 @@ fn gids_follow_the_addresses() {
     );
     let mut command = Command::new(folder().join("roxie"));
     command.args(["show", "gids", "--dev", "left", "--json"]);
-    let listed = Running::start(&site.near, command).finish();
-    let listed: Value = serde_json::from_str(&listed.said).unwrap();
+    let listed = Running::start(&site.local, command).finish();
+    let listed: Value = serde_json::from_str(&listed.output).unwrap();
     assert!(
         listed["gids"].as_array().expect("a list").iter().any(|entry| entry["address"] == "192.0.2.77"),
         "{listed:?}"
@@ -112,13 +112,13 @@ fn gids_follow_the_addresses() {
 fn counters_are_the_sum_over_processes(port: &str, site: &Site) {
     let mut observer = observer(site, port);
     let mut server = Running::start(
-        &site.near,
+        &site.local,
         launcher(&["--dev", "left", "--port", port], &format!("rping -s -P -a {NEAR} -C 20 -S 2000")),
     );
     server.wait_until("served", |_| {
         shown(site, "sent_pkts") > 0 || {
             let client = format!("rping -c -a {NEAR} -C 20 -S 2000");
-            site.far(port, &client).finish().status.success()
+            site.remote(port, &client).finish().status.success()
         }
     });
     let pairs = [

@@ -22,14 +22,14 @@ fn libfabric_and_ucx_find_the_device() {
     }
     let site = Site::new("upper-find");
     for port in ports() {
-        let seen = site.near(port, "fi_info -p verbs").finish();
+        let seen = site.local(port, "fi_info -p verbs").finish();
         for domain in ["domain: roxie0\n", "domain: roxie0-dgram\n"] {
-            assert!(seen.status.success() && seen.said.contains(domain), "{domain}: {seen:?}");
+            assert!(seen.status.success() && seen.output.contains(domain), "{domain}: {seen:?}");
         }
-        let seen = site.near(port, "ucx_info -d").finish();
+        let seen = site.local(port, "ucx_info -d").finish();
         for transport in ["rc_verbs", "ud_verbs"] {
             let entry = format!("Transport: {transport}\n#         Device: roxie0:1\n");
-            assert!(seen.status.success() && seen.said.contains(&entry), "{entry}: {}", seen.said);
+            assert!(seen.status.success() && seen.output.contains(&entry), "{entry}: {}", seen.output);
         }
     }
 }
@@ -110,8 +110,8 @@ fn registration_caches_see_remapped_memory() {
     for port in ports() {
         for mode in ["keep", "anew", "less"] {
             let settings = "UCX_TLS=rc_v UCX_NET_DEVICES=roxie0:1 UCX_RCACHE_ENABLE=y";
-            let ended = site.near(port, &format!("env {settings} {} {mode}", program.display())).finish();
-            assert!(ended.status.success() && ended.said.contains("all so"), "{port} {mode}: {ended:?}");
+            let ended = site.local(port, &format!("env {settings} {} {mode}", program.display())).finish();
+            assert!(ended.status.success() && ended.output.contains("all so"), "{port} {mode}: {ended:?}");
         }
     }
     for monitor in ["memhooks", "userfaultfd"] {
@@ -143,14 +143,14 @@ fn open_mpi_ranks_exchange_messages() {
         .unwrap();
     assert!(compiled.success(), "mpicc: {compiled}");
     let agent = folder.path().join("agent");
-    write_agent(&agent, site.far.name().unwrap());
+    write_agent(&agent, site.remote.name().unwrap());
     for (port, way) in ports().into_iter().flat_map(|port| MPI_WAYS.map(|way| (port, way))) {
         // Open MPI's own report tells the device from other transports.
         let counted = folder.path().join(format!("{port}.pcapng"));
-        let ran = Running::start(&site.near, mpirun(&agent, port, way, &counted, &program)).finish();
+        let ran = Running::start(&site.local, mpirun(&agent, port, way, &counted, &program)).finish();
         for rank in 0..2 {
             let line = format!("rank {rank}: 1398101 bytes, 0 wrong, sum 3");
-            assert!(ran.status.success() && ran.said.contains(&line), "{port}, {way}, {line}: {ran:?}");
+            assert!(ran.status.success() && ran.output.contains(&line), "{port}, {way}, {line}: {ran:?}");
         }
         let carried = std::fs::metadata(&counted).unwrap().len();
         assert!(carried > 2 * 1_398_101, "{port}, {way}: {carried} bytes of capture: did it go over roxie0?");

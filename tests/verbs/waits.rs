@@ -94,13 +94,13 @@ fn nic_tables_are_not_collapsed() {
     let site = Site::new("waits-huge");
     let server = format!("ib_write_lat -F -x 1 -p {TCP_PORT}");
     for port in ports() {
-        let mut server = site.near(port, &server);
+        let mut server = site.local(port, &server);
         server.wait_until_it_listens(TCP_PORT);
         // The launcher itself has no NIC.
         let all: Vec<String> = descendants(server.child.id()).into_iter().flat_map(may_be_gathered).collect();
         assert!(all.is_empty(), "{port}: {all:#?}");
     }
-    let nic = nic(&site.far, "right", &["--port", "xdp"]);
+    let nic = nic(&site.remote, "right", &["--port", "xdp"]);
     let all = may_be_gathered(nic.child.id());
     assert!(all.is_empty(), "roxie nic: {all:#?}");
 }

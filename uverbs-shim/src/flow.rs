@@ -177,7 +177,7 @@ fn ethernet(to: &mut FlowMatch, eth: &ibv_flow_spec_eth) {
     let (value, mask) = (&eth.val, &eth.mask);
     to.require(FlowField::Destination, &value.dst_mac, &mask.dst_mac);
     to.require(FlowField::Source, &value.src_mac, &mask.src_mac);
-    // Multi-byte fields are in network order: their bytes in memory are those of the frame.
+    // Multi-byte fields are in network order: their bytes in memory are as in the frame.
     to.require(FlowField::EtherType, &value.ether_type.to_ne_bytes(), &mask.ether_type.to_ne_bytes());
     if mask.vlan_tag != 0 {
         to.require_layers(layer::VLAN);

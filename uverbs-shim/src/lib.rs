@@ -11,7 +11,7 @@
 //! calls the safe API of [`roxie::host`]. Everything else is the contract of the verbs API. `SAFETY` comments rely on this contract alone:
 //!
 //! * **objects**: a pointer to an object was returned by its constructor, and the object has not been destroyed;
-//! * **structures**: a pointer to a structure or array of the caller's is valid for the call, as far as the flags and counts beside it say.
+//! * **structures**: a pointer to a structure or array of the caller's is valid for the call, as far as the flags and counts next to it say.
 //!   Callers may be older than this library, so it never makes a reference to a whole structure. Fields are read one by one, and those at
 //!   the end only if a flag says that they are present;
 //! * **memory**: registered memory is not reused for other purposes until it is deregistered. Unmapping or protecting it is handled
@@ -21,7 +21,7 @@
 //!
 //! A panic never unwinds into C: `extern "C"` functions abort.
 
-// Names are those of the C API.
+// Names are as in the C API.
 #![allow(non_camel_case_types, unreachable_pub)]
 // The safety contract of all functions called by C is in the module documentation above.
 #![allow(clippy::missing_safety_doc)]

@@ -172,7 +172,7 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|_| {
-        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in those of all releases.
+        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in the attributes of all releases.
         if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
             return Err(libc::EINVAL);
         }
@@ -212,10 +212,10 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             if mask & !KNOWN != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
-            let found = object_of(pd)?;
+            let pd_object = object_of(pd)?;
             let td = if td.is_null() { None } else { Some(InThread::new(object_of(td)?)) };
-            let parts = Some((InDomain::new(found), td));
-            let (domain, users) = (found.domain.clone(), Users::default());
+            let parts = Some((InDomain::new(pd_object), td));
+            let (domain, users) = (pd_object.domain.clone(), Users::default());
             Ok(give_pd(of, Arc::new(Pd { domain, users, place: None, _counted: None, _parts: parts })))
         })
     })

@@ -119,8 +119,8 @@ impl Root {
         match status.map_err(|e| failed(e.to_string()))? {
             status if status.success() => Ok(()),
             status => {
-                let said = fs::read_to_string(&path).unwrap_or_default();
-                let last: Vec<&str> = said.lines().rev().take(5).collect();
+                let text = fs::read_to_string(&path).unwrap_or_default();
+                let last: Vec<&str> = text.lines().rev().take(5).collect();
                 Err(failed(format!("{status}: {}", last.into_iter().rev().collect::<Vec<_>>().join(" / "))))
             }
         }
@@ -128,10 +128,10 @@ impl Root {
 
     /// Returns the versions of its programs, by its package system: `perftest 25.01.0+0.80-1`.
     pub fn releases(&self) -> Vec<String> {
-        let mut ask = self.enter();
-        ask.args(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n"]);
+        let mut command = self.enter();
+        command.args(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n"]);
         // dpkg-query fails if it does not know some of the names, after printing the others.
-        let Ok(output) = within(LIMIT, &ask).stdin(Stdio::null()).output() else { return Vec::new() };
+        let Ok(output) = within(LIMIT, &command).stdin(Stdio::null()).output() else { return Vec::new() };
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let installed = text.lines().filter_map(|line| line.strip_suffix(" ii "));
         let is_named = |line: &&str| {

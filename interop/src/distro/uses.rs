@@ -116,7 +116,7 @@ impl Line {
     }
 
     /// True if the program uses netlink, which the library answers only if the kernel itself has no RDMA.
-    pub fn asks_by_netlink(&self) -> bool {
+    pub fn uses_netlink(&self) -> bool {
         self.name.starts_with("rdma/")
     }
 
@@ -134,10 +134,10 @@ impl Line {
 pub fn python() -> Result<Vec<String>, Error> {
     let path = pyverbs::table_path();
     let table = fs::read_to_string(&path).map_err(Error::file(&path))?;
-    let left_out: Vec<&str> = table.lines().filter_map(|line| waiting(line)).collect();
+    let omitted: Vec<&str> = table.lines().filter_map(|line| waiting(line)).collect();
     let line = format!(
         "env PYVERBS_LEAVE_OUT={} /usr/bin/python3 {RUNNER} /srv/rdma-core roxie0 1",
-        left_out.join(",")
+        omitted.join(",")
     );
     Ok(line.split(' ').map(str::to_owned).collect())
 }

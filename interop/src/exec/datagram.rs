@@ -31,30 +31,30 @@ const UDP: usize = 8;
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Registration,
-    far: Registration,
-    asks: Pair,
+    local: Registration,
+    remote: Registration,
+    requesting: Pair,
     answers: Pair,
     handle: Handle,
     family: Family,
 }
 
 impl<'a> Stage<'a> {
-    /// `far` has room for `slots` receives of `size` bytes.
+    /// `remote` has room for `slots` receives of `size` bytes.
     fn set(
         (family, seed): (Family, u64),
         (slots, size): (usize, usize),
         requester: &'a mut dyn End,
         responder: &'a mut dyn End,
     ) -> Result<Stage<'a>, Error> {
-        let near = requester.register((slots * size).max(1), Access::ALL)?;
-        let far = responder.register(slots * (HEADER + size), Access::ALL)?;
-        responder.fill(far, 0..slots * (HEADER + size), !0)?;
+        let local = requester.register((slots * size).max(1), Access::ALL)?;
+        let remote = responder.register(slots * (HEADER + size), Access::ALL)?;
+        responder.fill(remote, 0..slots * (HEADER + size), !0)?;
         let psn = seed as u32 & 0xff_ffff;
-        let asks = requester.create_pair(PairKind::Ud { qkey: QKEY, psn })?;
+        let requesting = requester.create_pair(PairKind::Ud { qkey: QKEY, psn })?;
         let answers = responder.create_pair(PairKind::Ud { qkey: QKEY, psn: !psn & 0xff_ffff })?;
         let handle = requester.create_handle(family, responder.address(family)?)?;
-        Ok(Stage { requester, responder, near, far, asks, answers, handle, family })
+        Ok(Stage { requester, responder, local, remote, requesting, answers, handle, family })
     }
 
     fn to(&self, qkey: u32) -> Option<Destination> {
@@ -67,17 +67,17 @@ impl<'a> Stage<'a> {
     }
 
     fn post_receive(&mut self, i: usize, size: usize) -> Result<(), Error> {
-        let to = Some((self.far, self.receive_range(i, size).start, HEADER + size));
+        let to = Some((self.remote, self.receive_range(i, size).start, HEADER + size));
         self.responder.post_receive(self.answers, &Receive { wr_id: 1000 + i as u64, to })
     }
 
     /// Sends message `i`, which completes at once.
     fn send(&mut self, i: usize, seed: u64, datagram: Option<Destination>) -> Result<(), Failure> {
         let from = i * LENGTH;
-        self.requester.fill(self.near, from..from + LENGTH, seed)?;
-        let local = Some((self.near, from, LENGTH));
+        self.requester.fill(self.local, from..from + LENGTH, seed)?;
+        let local = Some((self.local, from, LENGTH));
         let request = Request { local, datagram, ..Request::new(i as u64, Op::Send) };
-        carry_out(self.requester, self.asks, &request, Status::SUCCESS).map(drop)
+        carry_out(self.requester, self.requesting, &request, Status::SUCCESS).map(drop)
     }
 
     /// Checks that receive `i`, and no other, holds the message of `seed`.
@@ -85,7 +85,7 @@ impl<'a> Stage<'a> {
         let seen = expect_receives(self.responder, self.answers, &[1000 + i as u64])?;
         must!(seen[0].byte_len as usize == HEADER + LENGTH, "byte_len {}", seen[0].byte_len);
         let range = self.receive_range(i, LENGTH);
-        expect_pattern(self.responder, self.far, range.start + HEADER..range.end, seed, "the datagram")
+        expect_pattern(self.responder, self.remote, range.start + HEADER..range.end, seed, "the datagram")
     }
 }
 
@@ -97,15 +97,15 @@ pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn
     let imm = |i: usize| (plan.seed >> 32) as u32 ^ i as u32;
     let datagram = stage.to(QKEY);
     for i in 0..MESSAGES {
-        stage.requester.fill(stage.near, i * size..(i + 1) * size, seed_of(i))?;
+        stage.requester.fill(stage.local, i * size..(i + 1) * size, seed_of(i))?;
         stage.post_receive(i, size)?;
     }
     for i in 0..MESSAGES {
-        let local = Some((stage.near, i * size, size));
+        let local = Some((stage.local, i * size, size));
         let request = Request { local, imm: imm(i), datagram, ..Request::new(i as u64, plan.op) };
-        stage.requester.post_send(stage.asks, &request)?;
+        stage.requester.post_send(stage.requesting, &request)?;
     }
-    let sent = stage.requester.poll(stage.asks, MESSAGES, PATIENCE)?;
+    let sent = stage.requester.poll(stage.requesting, MESSAGES, PATIENCE)?;
     let good =
         |c: &crate::end::Completion| (c.status, c.done) == (Status::SUCCESS, Some(Done::Request(Op::Send)));
     must!(sent.len() == MESSAGES && sent.iter().all(good), "the requester's completions are {sent:?}");
@@ -115,7 +115,7 @@ pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn
         let want = plan.op.has_imm().then(|| imm(i));
         must!(c.byte_len as usize == HEADER + size, "byte_len {}, should be {}", c.byte_len, HEADER + size);
         must!(c.imm == want, "immediate data {:x?} and should be {want:x?}", c.imm);
-        let from = stage.asks.qpn;
+        let from = stage.requesting.qpn;
         must!(
             c.datagram_from == Some(from),
             "it is from {:x?} and should be from {from:#x}",
@@ -123,7 +123,7 @@ pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn
         );
         let range = stage.receive_range(i, size);
         let (data, to) = (range.start + HEADER..range.end, stage.responder.address(plan.family)?);
-        expect_pattern(stage.responder, stage.far, data, seed_of(i), "the datagram")?;
+        expect_pattern(stage.responder, stage.remote, data, seed_of(i), "the datagram")?;
         let padded = size.next_multiple_of(4) + if plan.op.has_imm() { 4 } else { 0 };
         match plan.network {
             Network::V1 => check_grh(&mut stage, range.start, to, AROUND - UDP + padded)?,
@@ -135,7 +135,7 @@ pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn
 
 /// Checks the 40 bytes in front of a datagram: the IPv6 header, or 20 zero bytes and the IPv4 header (annex A17.4.5.1).
 fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize) -> Result<(), Failure> {
-    let got = stage.responder.read(stage.far, start..start + HEADER)?;
+    let got = stage.responder.read(stage.remote, start..start + HEADER)?;
     let want = match (stage.requester.address(stage.family)?, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let mut want = vec![0; 20];
@@ -169,7 +169,7 @@ fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize)
 
 /// Checks the 40 bytes in front of a datagram of RoCE v1: the GRH as sent, with IPv4 addresses mapped into GIDs (annex A17.4.2).
 fn check_grh(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize) -> Result<(), Failure> {
-    let got = stage.responder.read(stage.far, start..start + HEADER)?;
+    let got = stage.responder.read(stage.remote, start..start + HEADER)?;
     let gid = |address| match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),

@@ -93,10 +93,10 @@ pub(super) fn run(
     if operational {
         shape.status = Status::REM_OP_ERR;
     }
-    let near = requester.register(REGION, Access::ALL)?;
-    let far = responder.register(REGION, shape.access)?;
-    requester.fill(near, 0..REGION, seed)?;
-    responder.fill(far, 0..REGION, !seed)?;
+    let local = requester.register(REGION, Access::ALL)?;
+    let remote = responder.register(REGION, shape.access)?;
+    requester.fill(local, 0..REGION, seed)?;
+    responder.fill(remote, 0..REGION, !seed)?;
 
     let mut wiring = Wiring::new(family, MTU, seed);
     match case {
@@ -106,27 +106,27 @@ pub(super) fn run(
         ErrorCase::NoSuchPair => (wiring.qpn_skew, wiring.timeout, wiring.retry) = (0x1234, 11, 2),
         _ => {}
     }
-    let (asks, answers) = wiring.connect(requester, responder)?;
+    let (requesting, answers) = wiring.connect(requester, responder)?;
     if let Some(room) = shape.receive {
-        responder.post_receive(answers, &Receive { wr_id: 1000, to: Some((far, OFFSET, room)) })?;
+        responder.post_receive(answers, &Receive { wr_id: 1000, to: Some((remote, OFFSET, room)) })?;
     }
-    requester.post_send(asks, &request(&shape, near, far))?;
+    requester.post_send(requesting, &request(&shape, local, remote))?;
     if case == ErrorCase::LateReceive {
-        return check_late_receive(seed, (requester, asks, near), (responder, answers, far));
+        return check_late_receive(seed, (requester, requesting, local), (responder, answers, remote));
     }
 
-    let seen = requester.poll(asks, 1, PATIENCE)?;
+    let seen = requester.poll(requesting, 1, PATIENCE)?;
     let statuses: Vec<Status> = seen.iter().map(|c| c.status).collect();
     let want = shape.status.0;
     must!(
         statuses == [shape.status],
         "the requester's completions are {seen:?}; one of status {want} was due"
     );
-    expect_error_state(requester, asks)?;
+    expect_error_state(requester, requesting)?;
     if case == ErrorCase::TooLong {
-        return check_short_receive(seed, operational, responder, answers, far);
+        return check_short_receive(seed, operational, responder, answers, remote);
     }
-    check_untouched(&shape, seed, (requester, near), (responder, answers, far))
+    check_untouched(&shape, seed, (requester, local), (responder, answers, remote))
 }
 
 fn request(shape: &Shape, near: Registration, far: Registration) -> Request {

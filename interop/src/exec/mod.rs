@@ -183,7 +183,7 @@ impl Wiring {
 
     /// Makes and connects a queue pair at each end.
     fn connect(&self, requester: &mut dyn End, responder: &mut dyn End) -> Result<(Pair, Pair), Error> {
-        let asks = requester.create_pair(self.kind)?;
+        let requesting = requester.create_pair(self.kind)?;
         let answers = responder.create_pair(self.answers_kind.unwrap_or(self.kind))?;
         let (from, to) = (requester.address(self.family)?, responder.address(self.family)?);
         // The other direction carries no requests; its PSN is the complement, to tell the two apart.
@@ -191,7 +191,7 @@ impl Wiring {
         let common = Connection {
             family: self.family,
             remote: from,
-            remote_qpn: asks.qpn,
+            remote_qpn: requesting.qpn,
             mtu: self.mtu,
             rq_psn: self.psn,
             sq_psn: back,
@@ -207,8 +207,8 @@ impl Wiring {
             sq_psn: (self.psn + self.psn_skew) & 0xff_ffff,
             ..common
         };
-        requester.connect(asks, &there)?;
-        Ok((asks, answers))
+        requester.connect(requesting, &there)?;
+        Ok((requesting, answers))
     }
 }
 

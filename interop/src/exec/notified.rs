@@ -20,28 +20,28 @@ pub(super) fn transfer(
     requester: &mut dyn End,
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
-    let near = requester.register(LENGTH, Access::ALL)?;
-    let far = responder.register(LENGTH, Access::ALL)?;
-    let (asks, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
+    let local = requester.register(LENGTH, Access::ALL)?;
+    let remote = responder.register(LENGTH, Access::ALL)?;
+    let (requesting, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
     let writes = responder.can_notify();
     let op = if writes { Op::Write } else { Op::Read };
     let request = |wr_id, length| Request {
-        local: Some((near, 0, length)),
-        remote_addr: far.addr,
-        rkey: far.rkey,
+        local: Some((local, 0, length)),
+        remote_addr: remote.addr,
+        rkey: remote.rkey,
         ..Request::new(wr_id, op)
     };
     match writes {
-        true => requester.fill(near, 0..LENGTH, seed)?,
-        false => responder.fill(far, 0..LENGTH, seed)?,
+        true => requester.fill(local, 0..LENGTH, seed)?,
+        false => responder.fill(remote, 0..LENGTH, seed)?,
     }
-    carry_out(requester, asks, &request(1, BEFORE), Status::SUCCESS)?;
+    carry_out(requester, requesting, &request(1, BEFORE), Status::SUCCESS)?;
     let heeded = match writes {
-        true => notified(family, requester, asks, responder)?,
+        true => notified(family, requester, requesting, responder)?,
         false => notified(family, responder, answers, requester)?,
     };
     let start = Instant::now();
-    carry_out(requester, asks, &request(2, LENGTH), Status::SUCCESS)?;
+    carry_out(requester, requesting, &request(2, LENGTH), Status::SUCCESS)?;
     let took = start.elapsed();
     // The rate rises a little meanwhile.
     let least = Duration::from_secs_f64(LENGTH as f64 * 8.0 / (f64::from(NOTIFIED_MBPS) * 1e6) * 0.8);
@@ -50,8 +50,8 @@ pub(super) fn transfer(
         "{LENGTH} bytes at {NOTIFIED_MBPS} Mb/s took {took:?}, and {least:?} is the least"
     );
     match writes {
-        true => expect_pattern(responder, far, 0..LENGTH, seed, "what was written"),
-        false => expect_pattern(requester, near, 0..LENGTH, seed, "what was read"),
+        true => expect_pattern(responder, remote, 0..LENGTH, seed, "what was written"),
+        false => expect_pattern(requester, local, 0..LENGTH, seed, "what was read"),
     }
 }
 

@@ -331,8 +331,8 @@ pub fn run(
     let to = requester.address(family)?;
     let mut stage = Stage { requester, pair, region, case, done: Vec::new() };
     let due = stage.post()?;
-    let mut asked = names(&wire.answers(due.len(), FIRST)).0;
-    must!(asked == due, "the requests are {asked:?} and should be {due:?}");
+    let mut requested = names(&wire.answers(due.len(), FIRST)).0;
+    must!(requested == due, "the requests are {requested:?} and should be {due:?}");
 
     let script = Responder { qpn: Qpn::new(pair.qpn) };
     let at_once = !want.sends.is_empty() && want.sends[0] != TIMED_OUT;
@@ -350,11 +350,11 @@ pub fn run(
     let start = Instant::now();
     seen.extend(wire.answers(due.saturating_sub(seen.len()), FIRST));
     let read_from;
-    (asked, read_from) = names(&seen);
-    if !asked.is_empty() && start.elapsed() > AT_ONCE {
-        asked.insert(0, TIMED_OUT.to_owned());
+    (requested, read_from) = names(&seen);
+    if !requested.is_empty() && start.elapsed() > AT_ONCE {
+        requested.insert(0, TIMED_OUT.to_owned());
     }
-    must!(asked == want.sends, "it sends {asked:?} and should send {:?}", want.sends);
+    must!(requested == want.sends, "it sends {requested:?} and should send {:?}", want.sends);
     stage.expect_completions(want)?;
     if want.state == State::Rts {
         let closing = stage.closing(&script, read_from.unwrap_or(0));

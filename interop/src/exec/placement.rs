@@ -11,7 +11,7 @@ const OFFSET: usize = 1024;
 const LENGTH: usize = 3000;
 
 /// Returns the FLUSHes of a row in order, and the offset of the first from the message's address.
-fn asked(feature: Feature) -> (Vec<Flush>, usize) {
+fn requested(feature: Feature) -> (Vec<Flush>, usize) {
     let range = Flush { length: LENGTH, global: true, persistent: false, whole_region: false };
     match feature {
         // Address and length are ignored: the range ends beyond the region.
@@ -36,23 +36,23 @@ pub(super) fn flush(
     requester: &mut dyn End,
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
-    let (flushes, shift) = asked(feature);
+    let (flushes, shift) = requested(feature);
     let persistent = feature == Feature::FlushPersistent;
     let access = Access { flush_global: true, flush_persistent: persistent, ..Access::ALL };
-    let near = requester.register(REGION, Access::ALL)?;
+    let local_end = requester.register(REGION, Access::ALL)?;
     let back = requester.register(REGION, Access::ALL)?;
-    let far = responder.register(REGION, access)?;
-    requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
+    let remote = responder.register(REGION, access)?;
+    requester.fill(local_end, OFFSET..OFFSET + LENGTH, seed)?;
     requester.fill(back, 0..REGION, !seed)?;
-    responder.fill(far, 0..OFFSET, !seed)?;
-    let (asks, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
+    responder.fill(remote, 0..OFFSET, !seed)?;
+    let (requesting, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
     let to = |wr_id, op, local: Option<Registration>| Request {
         local: local.map(|region| (region, OFFSET, LENGTH)),
-        remote_addr: far.addr + OFFSET as u64,
-        rkey: far.rkey,
+        remote_addr: remote.addr + OFFSET as u64,
+        rkey: remote.rkey,
         ..Request::new(wr_id, op)
     };
-    let mut requests = vec![to(0, Op::Write, Some(near))];
+    let mut requests = vec![to(0, Op::Write, Some(local_end))];
     for flush in flushes {
         let request = to(requests.len() as u64, Op::Flush, None);
         let remote_addr = request.remote_addr + shift as u64;
@@ -60,9 +60,9 @@ pub(super) fn flush(
     }
     requests.push(to(requests.len() as u64, Op::Read, Some(back)));
     for request in &requests {
-        requester.post_send(asks, request)?;
+        requester.post_send(requesting, request)?;
     }
-    let seen = requester.poll(asks, requests.len(), PATIENCE)?;
+    let seen = requester.poll(requesting, requests.len(), PATIENCE)?;
     let as_due = |(c, r): (&Completion, &Request)| {
         (c.wr_id, c.status, c.done) == (r.wr_id, Status::SUCCESS, Some(Done::Request(r.op)))
     };
@@ -72,7 +72,7 @@ pub(super) fn flush(
     );
     let silent = responder.poll(answers, 0, std::time::Duration::ZERO)?;
     must!(silent.is_empty(), "the responder completed something: {silent:?}");
-    expect_pattern(responder, far, OFFSET..OFFSET + LENGTH, seed, "what was written")?;
-    expect_pattern(responder, far, 0..OFFSET, !seed, "what is before it")?;
+    expect_pattern(responder, remote, OFFSET..OFFSET + LENGTH, seed, "what was written")?;
+    expect_pattern(responder, remote, 0..OFFSET, !seed, "what is before it")?;
     expect_pattern(requester, back, OFFSET..OFFSET + LENGTH, seed, "what was read behind the FLUSH")
 }

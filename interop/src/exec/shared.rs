@@ -23,12 +23,12 @@ pub(super) fn many_pairs(
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
     let count = PAIRS * EACH;
-    let near = requester.register(count * LENGTH, Access::ALL)?;
-    let far = responder.register(count * LENGTH, Access::ALL)?;
-    responder.fill(far, 0..count * LENGTH, !seed)?;
+    let local_end = requester.register(count * LENGTH, Access::ALL)?;
+    let remote = responder.register(count * LENGTH, Access::ALL)?;
+    responder.fill(remote, 0..count * LENGTH, !seed)?;
     let queue = responder.create_queue()?;
     for i in 0..count {
-        let to = Some((far, i * LENGTH, LENGTH));
+        let to = Some((remote, i * LENGTH, LENGTH));
         responder.post_shared(queue, &Receive { wr_id: 1000 + i as u64, to })?;
     }
     let answers_kind = Some(PairKind::RcSharing(queue));
@@ -39,10 +39,10 @@ pub(super) fn many_pairs(
     }
     // Message `i` goes over connection `i % PAIRS`.
     for i in 0..count {
-        requester.fill(near, i * LENGTH..(i + 1) * LENGTH, seed + i as u64)?;
+        requester.fill(local_end, i * LENGTH..(i + 1) * LENGTH, seed + i as u64)?;
     }
     for i in 0..count {
-        let local = Some((near, i * LENGTH, LENGTH));
+        let local = Some((local_end, i * LENGTH, LENGTH));
         requester.post_send(pairs[i % PAIRS].0, &Request { local, ..Request::new(i as u64, Op::Send) })?;
     }
     let mut taken = BTreeSet::new();
@@ -59,7 +59,7 @@ pub(super) fn many_pairs(
             let slot = (c.wr_id - 1000) as usize;
             let message = seed + (turn * PAIRS + p) as u64;
             let range = slot * LENGTH..(slot + 1) * LENGTH;
-            expect_pattern(responder, far, range, message, "a message of its connection, in its order")?;
+            expect_pattern(responder, remote, range, message, "a message of its connection, in its order")?;
         }
     }
     must!(taken.into_iter().eq((1000..).take(count)), "some receives were not completed");
@@ -80,15 +80,15 @@ pub(super) fn limit(
     responder.arm_limit(queue, 3)?;
     let answers_kind = Some(PairKind::RcSharing(queue));
     let wiring = Wiring { answers_kind, ..Wiring::new(family, MTU, seed) };
-    let (asks, answers) = wiring.connect(requester, responder)?;
+    let (requesting, answers) = wiring.connect(requester, responder)?;
     for (i, due) in [false, true, false].into_iter().enumerate() {
-        carry_out(requester, asks, &Request::new(i as u64, Op::Send), Status::SUCCESS)?;
+        carry_out(requester, requesting, &Request::new(i as u64, Op::Send), Status::SUCCESS)?;
         expect_receives(responder, answers, &[1000 + i as u64])?;
-        let came = responder.limit_reached(if due { PATIENCE } else { MOMENT })?;
-        let left = 3 - i;
+        let is_raised = responder.limit_reached(if due { PATIENCE } else { MOMENT })?;
+        let remaining = 3 - i;
         must!(
-            came == due,
-            "with {left} receives left the event of limit 3 came: {came}, and should have: {due}"
+            is_raised == due,
+            "with {remaining} receives left the event of limit 3 came: {is_raised}, and should have: {due}"
         );
     }
     Ok(())

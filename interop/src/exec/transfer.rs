@@ -61,35 +61,35 @@ pub(super) fn run<'a>(
 ) -> Result<(), Failure> {
     let count = if plan.size >= 1 << 20 { 1 } else { MESSAGES };
     let layout = Layout { size: plan.size, count };
-    let near = requester.register(layout.total(), Access::ALL)?;
-    let far = responder.register(layout.total(), Access::ALL)?;
-    prepare(plan, layout, requester, near, responder, far)?;
+    let local = requester.register(layout.total(), Access::ALL)?;
+    let remote = responder.register(layout.total(), Access::ALL)?;
+    prepare(plan, layout, requester, local, responder, remote)?;
     let kind = if plan.service == Service::Uc { PairKind::Uc } else { PairKind::Rc };
     let wiring = Wiring { kind, ..Wiring::new(plan.family, plan.mtu, plan.seed) };
-    let (asks, answers) = wiring.connect(requester, responder)?;
+    let (requesting, answers) = wiring.connect(requester, responder)?;
 
     if plan.op.consumes_receive() {
         // A WRITE_IMM has an address of its own; its receive needs no entry.
-        let place = |i| (plan.op != Op::WriteImm).then(|| (far, layout.start(i), plan.size));
+        let place = |i| (plan.op != Op::WriteImm).then(|| (remote, layout.start(i), plan.size));
         for i in 0..count {
             responder.post_receive(answers, &Receive { wr_id: 1000 + i as u64, to: place(i) })?;
         }
     }
     for i in 0..count {
-        requester.post_send(asks, &request(plan, layout, near, far, i))?;
+        requester.post_send(requesting, &request(plan, layout, local, remote, i))?;
     }
-    check_requester(plan, count, requester, asks)?;
+    check_requester(plan, count, requester, requesting)?;
     check_responder(plan, count, responder, answers)?;
     if (plan.service, plan.op) == (Service::Uc, Op::Write) {
         // Such WRITEs complete when they are sent. A SEND behind them shows that they have arrived.
         responder.post_receive(answers, &Receive { wr_id: BEHIND, to: None })?;
-        carry_out(requester, asks, &Request::new(BEHIND, Op::Send), Status::SUCCESS)?;
+        carry_out(requester, requesting, &Request::new(BEHIND, Op::Send), Status::SUCCESS)?;
         expect_receives(responder, answers, &[BEHIND])?;
     }
     if plan.op.is_atomic() {
-        return check_atomics(plan, layout, requester, near, responder, far);
+        return check_atomics(plan, layout, requester, local, responder, remote);
     }
-    let (sink, region) = if plan.op == Op::Read { (requester, near) } else { (responder, far) };
+    let (sink, region) = if plan.op == Op::Read { (requester, local) } else { (responder, remote) };
     check_data(plan, layout, sink, region)
 }
 
@@ -231,7 +231,7 @@ fn check_atomics(
             _ => value,
         };
     }
-    let left = responder.load(far, layout.start(0))?;
-    must!(left == value, "{} left {left:#x} at the responder and should have {value:#x}", plan.op);
+    let result = responder.load(far, layout.start(0))?;
+    must!(result == value, "{} left {result:#x} at the responder and should have {value:#x}", plan.op);
     check_guards(plan, layout, requester, near)
 }

@@ -15,9 +15,9 @@ const LENGTH: usize = 3000;
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Registration,
-    far: Registration,
-    asks: Pair,
+    local: Registration,
+    remote: Registration,
+    requesting: Pair,
     answers: Pair,
     seed: u64,
 }
@@ -29,34 +29,34 @@ impl<'a> Stage<'a> {
         requester: &'a mut dyn End,
         responder: &'a mut dyn End,
     ) -> Result<Stage<'a>, Error> {
-        let near = requester.register(REGION, Access::ALL)?;
-        let far = responder.register(REGION, Access::ALL)?;
-        requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
-        responder.fill(far, 0..REGION, !seed)?;
+        let local = requester.register(REGION, Access::ALL)?;
+        let remote = responder.register(REGION, Access::ALL)?;
+        requester.fill(local, OFFSET..OFFSET + LENGTH, seed)?;
+        responder.fill(remote, 0..REGION, !seed)?;
         let wiring = Wiring { kind: PairKind::Uc, ..Wiring::new(family, MTU, seed) };
-        let (asks, answers) = wiring.connect(requester, responder)?;
-        Ok(Stage { requester, responder, near, far, asks, answers, seed })
+        let (requesting, answers) = wiring.connect(requester, responder)?;
+        Ok(Stage { requester, responder, local, remote, requesting, answers, seed })
     }
 
     fn request(&self, wr_id: u64, op: Op) -> Request {
-        Request { local: Some((self.near, OFFSET, LENGTH)), ..Request::new(wr_id, op) }
+        Request { local: Some((self.local, OFFSET, LENGTH)), ..Request::new(wr_id, op) }
     }
 
     /// Posts a receive and a SEND for it. Checks that the message arrives, nothing else has completed, and both ends
     /// stay usable.
     fn next_arrives(&mut self) -> Result<(), Failure> {
-        let to = Some((self.far, OFFSET, LENGTH));
+        let to = Some((self.remote, OFFSET, LENGTH));
         self.responder.post_receive(self.answers, &Receive { wr_id: 1001, to })?;
         self.send_and_expect(1001)
     }
 
     fn send_and_expect(&mut self, receive: u64) -> Result<(), Failure> {
         let request = self.request(9, Op::Send);
-        carry_out(self.requester, self.asks, &request, Status::SUCCESS)?;
+        carry_out(self.requester, self.requesting, &request, Status::SUCCESS)?;
         let seen = expect_receives(self.responder, self.answers, &[receive])?;
         must!(seen[0].byte_len as usize == LENGTH, "byte_len {} and should be {LENGTH}", seen[0].byte_len);
-        expect_pattern(self.responder, self.far, OFFSET..OFFSET + LENGTH, self.seed, "the next message")?;
-        let states = (self.requester.state(self.asks)?, self.responder.state(self.answers)?);
+        expect_pattern(self.responder, self.remote, OFFSET..OFFSET + LENGTH, self.seed, "the next message")?;
+        let states = (self.requester.state(self.requesting)?, self.responder.state(self.answers)?);
         must!(states == (State::Rts, State::Rts), "the states are {states:?} and should be Rts");
         Ok(())
     }
@@ -64,7 +64,7 @@ impl<'a> Stage<'a> {
     fn expect_untouched(&mut self) -> Result<(), Failure> {
         expect_pattern(
             self.responder,
-            self.far,
+            self.remote,
             0..REGION,
             !self.seed,
             "the responder's memory was written to",
@@ -82,23 +82,23 @@ pub(super) fn refused_writes(
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
     let mut stage = Stage::set(family, seed, requester, responder)?;
-    let (far, asks) = (stage.far, stage.asks);
-    let to = Some((far, OFFSET, LENGTH));
+    let (remote, requesting) = (stage.remote, stage.requesting);
+    let to = Some((remote, OFFSET, LENGTH));
     stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to })?;
     // The last byte of the message is the first beyond the region.
     let beyond = if bad_rkey { 0 } else { REGION - OFFSET - LENGTH + 1 };
     for (wr_id, op) in [(7, Op::Write), (8, Op::WriteImm)] {
         let request = Request {
-            remote_addr: far.addr + (OFFSET + beyond) as u64,
-            rkey: if bad_rkey { far.rkey ^ 0x5a_5a00 } else { far.rkey },
+            remote_addr: remote.addr + (OFFSET + beyond) as u64,
+            rkey: if bad_rkey { remote.rkey ^ 0x5a_5a00 } else { remote.rkey },
             ..stage.request(wr_id, op)
         };
-        carry_out(stage.requester, asks, &request, Status::SUCCESS)?;
+        carry_out(stage.requester, requesting, &request, Status::SUCCESS)?;
     }
     stage.send_and_expect(1000)?;
     // A WRITE that ends beyond the region writes nothing, not even the part inside: its first packet has the length.
-    expect_pattern(stage.responder, far, 0..OFFSET, !seed, "memory before the message was written to")?;
-    check_rest(stage.responder, far, seed)
+    expect_pattern(stage.responder, remote, 0..OFFSET, !seed, "memory before the message was written to")?;
+    check_rest(stage.responder, remote, seed)
 }
 
 /// Checks that memory behind the message is unchanged. A pattern starts where its filling did, so this compares bytes.
@@ -121,7 +121,7 @@ pub(super) fn no_receive(
 ) -> Result<(), Failure> {
     let mut stage = Stage::set(family, seed, requester, responder)?;
     let request = stage.request(7, Op::Send);
-    carry_out(stage.requester, stage.asks, &request, Status::SUCCESS)?;
+    carry_out(stage.requester, stage.requesting, &request, Status::SUCCESS)?;
     overtake(family, seed, stage.requester, stage.responder)?;
     stage.expect_untouched()?;
     stage.next_arrives()
@@ -135,8 +135,8 @@ pub(super) fn overtake(
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
     let wiring = Wiring { kind: PairKind::Uc, ..Wiring::new(family, MTU, seed.rotate_left(13)) };
-    let (asks, answers) = wiring.connect(requester, responder)?;
+    let (requesting, answers) = wiring.connect(requester, responder)?;
     responder.post_receive(answers, &Receive { wr_id: 2000, to: None })?;
-    carry_out(requester, asks, &Request::new(2000, Op::Send), Status::SUCCESS)?;
+    carry_out(requester, requesting, &Request::new(2000, Op::Send), Status::SUCCESS)?;
     expect_receives(responder, answers, &[2000]).map(drop)
 }

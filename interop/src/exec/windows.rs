@@ -26,9 +26,9 @@ pub(super) enum By {
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
-    near: Registration,
-    far: Registration,
-    asks: Pair,
+    local: Registration,
+    remote: Registration,
+    requesting: Pair,
     answers: Pair,
     rkey: u32,
     seed: u64,
@@ -41,37 +41,37 @@ impl<'a> Stage<'a> {
         requester: &'a mut dyn End,
         responder: &'a mut dyn End,
     ) -> Result<Stage<'a>, Failure> {
-        let (asks, answers, near, far) =
+        let (requesting, answers, local, remote) =
             prepare(family, seed, requester, responder, Access { bind: true, ..Access::NONE })?;
         let window = responder.create_window()?;
-        let rkey = responder.post_bind(answers, 500, window, (far, OFFSET, LENGTH))?;
+        let rkey = responder.post_bind(answers, 500, window, (remote, OFFSET, LENGTH))?;
         let bound = responder.poll(answers, 1, PATIENCE)?;
         must!(
             bound.len() == 1 && (bound[0].status, bound[0].done) == (Status::SUCCESS, Some(Done::Bind)),
             "the bind completed as {bound:?}"
         );
-        Ok(Stage { requester, responder, near, far, asks, answers, rkey, seed })
+        Ok(Stage { requester, responder, local, remote, requesting, answers, rkey, seed })
     }
 
     fn write(&mut self, wr_id: u64, rkey: u32, shift: usize, status: Status) -> Result<(), Failure> {
         let request = Request {
-            local: Some((self.near, OFFSET, LENGTH)),
-            remote_addr: self.far.addr + (OFFSET + shift) as u64,
+            local: Some((self.local, OFFSET, LENGTH)),
+            remote_addr: self.remote.addr + (OFFSET + shift) as u64,
             rkey,
             ..Request::new(wr_id, Op::Write)
         };
-        carry_out(self.requester, self.asks, &request, status).map(drop)
+        carry_out(self.requester, self.requesting, &request, status).map(drop)
     }
 
     /// Checks that the window's range was written (or not), and that all other bytes are unchanged.
     fn expect_written(&mut self, written: bool) -> Result<(), Failure> {
-        check_memory(self.responder, self.far, self.seed, written)
+        check_memory(self.responder, self.remote, self.seed, written)
     }
 
     /// Checks that a WRITE by the key is refused, and that the queue pair is in the error state.
     fn expect_refused(&mut self, rkey: u32, shift: usize) -> Result<(), Failure> {
         self.write(90, rkey, shift, Status::REM_ACCESS_ERR)?;
-        expect_error_state(self.requester, self.asks)
+        expect_error_state(self.requester, self.requesting)
     }
 }
 
@@ -82,12 +82,12 @@ fn prepare(
     responder: &mut dyn End,
     access: Access,
 ) -> Result<(Pair, Pair, Registration, Registration), Error> {
-    let near = requester.register(REGION, Access::ALL)?;
-    let far = responder.register(REGION, access)?;
-    requester.fill(near, OFFSET..OFFSET + LENGTH, seed)?;
-    responder.fill(far, 0..REGION, !seed)?;
-    let (asks, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
-    Ok((asks, answers, near, far))
+    let local = requester.register(REGION, Access::ALL)?;
+    let remote = responder.register(REGION, access)?;
+    requester.fill(local, OFFSET..OFFSET + LENGTH, seed)?;
+    responder.fill(remote, 0..REGION, !seed)?;
+    let (requesting, answers) = Wiring::new(family, MTU, seed).connect(requester, responder)?;
+    Ok((requesting, answers, local, remote))
 }
 
 fn check_memory(responder: &mut dyn End, far: Registration, seed: u64, written: bool) -> Result<(), Failure> {
@@ -115,16 +115,22 @@ pub(super) fn access(
     let rkey = stage.rkey;
     stage.write(1, rkey, 0, Status::SUCCESS)?;
     stage.expect_written(true)?;
-    let (near, far) = (stage.near, stage.far);
-    stage.requester.fill(near, OFFSET..OFFSET + LENGTH, !seed)?;
+    let (local, remote) = (stage.local, stage.remote);
+    stage.requester.fill(local, OFFSET..OFFSET + LENGTH, !seed)?;
     let read = Request {
-        local: Some((near, OFFSET, LENGTH)),
-        remote_addr: far.addr + OFFSET as u64,
+        local: Some((local, OFFSET, LENGTH)),
+        remote_addr: remote.addr + OFFSET as u64,
         rkey,
         ..Request::new(2, Op::Read)
     };
-    carry_out(stage.requester, stage.asks, &read, Status::SUCCESS)?;
-    expect_pattern(stage.requester, near, OFFSET..OFFSET + LENGTH, seed, "what was read through the window")?;
+    carry_out(stage.requester, stage.requesting, &read, Status::SUCCESS)?;
+    expect_pattern(
+        stage.requester,
+        local,
+        OFFSET..OFFSET + LENGTH,
+        seed,
+        "what was read through the window",
+    )?;
     if stage.responder.quirks().windows_are_as_wide_as_regions {
         // A range beyond the region must be refused all the same.
         stage.expect_refused(rkey, REGION - LENGTH - OFFSET + 1)?;
@@ -159,11 +165,14 @@ pub(super) fn invalidation(
             stage.write(1, rkey, 0, Status::SUCCESS)?;
             stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to: None })?;
             let request = Request { rkey, ..Request::new(2, Op::SendInv) };
-            carry_out(stage.requester, stage.asks, &request, Status::SUCCESS)?;
+            carry_out(stage.requester, stage.requesting, &request, Status::SUCCESS)?;
             let seen = expect_receives(stage.responder, stage.answers, &[1000])?;
             let want = (!stage.responder.quirks().hides_invalidations).then_some(rkey);
-            let told = seen[0].invalidated;
-            must!(told == want, "the receive says that {told:x?} is invalid and should say {want:x?}");
+            let invalidated = seen[0].invalidated;
+            must!(
+                invalidated == want,
+                "the receive says that {invalidated:x?} is invalid and should say {want:x?}"
+            );
         }
     }
     stage.expect_refused(rkey, 0)?;
@@ -178,19 +187,24 @@ pub(super) fn zero_based(
     responder: &mut dyn End,
 ) -> Result<(), Failure> {
     let zero_based = Access { zero_based: true, ..Access::ALL };
-    let (asks, _, near, far) = prepare(family, seed, requester, responder, zero_based)?;
-    must!(far.addr == 0, "its first address is {:#x}", far.addr);
+    let (requesting, _, local, remote) = prepare(family, seed, requester, responder, zero_based)?;
+    must!(remote.addr == 0, "its first address is {:#x}", remote.addr);
     let request = |wr_id, op, offset: usize, length| Request {
-        local: Some((near, OFFSET, length)),
+        local: Some((local, OFFSET, length)),
         remote_addr: offset as u64,
-        rkey: far.rkey,
+        rkey: remote.rkey,
         ..Request::new(wr_id, op)
     };
-    carry_out(requester, asks, &request(1, Op::Write, OFFSET, LENGTH), Status::SUCCESS)?;
-    check_memory(responder, far, seed, true)?;
-    requester.fill(near, OFFSET..OFFSET + LENGTH, !seed)?;
-    carry_out(requester, asks, &request(2, Op::Read, OFFSET, LENGTH), Status::SUCCESS)?;
-    expect_pattern(requester, near, OFFSET..OFFSET + LENGTH, seed, "what was read")?;
-    carry_out(requester, asks, &request(3, Op::Write, REGION - LENGTH + 1, LENGTH), Status::REM_ACCESS_ERR)?;
-    check_memory(responder, far, seed, true)
+    carry_out(requester, requesting, &request(1, Op::Write, OFFSET, LENGTH), Status::SUCCESS)?;
+    check_memory(responder, remote, seed, true)?;
+    requester.fill(local, OFFSET..OFFSET + LENGTH, !seed)?;
+    carry_out(requester, requesting, &request(2, Op::Read, OFFSET, LENGTH), Status::SUCCESS)?;
+    expect_pattern(requester, local, OFFSET..OFFSET + LENGTH, seed, "what was read")?;
+    carry_out(
+        requester,
+        requesting,
+        &request(3, Op::Write, REGION - LENGTH + 1, LENGTH),
+        Status::REM_ACCESS_ERR,
+    )?;
+    check_memory(responder, remote, seed, true)
 }

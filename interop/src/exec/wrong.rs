@@ -399,8 +399,8 @@ pub fn run(
         let due = want.answers.len().saturating_sub(seen.len()).min(usize::from(packet.bth.ack_req));
         seen.extend(wire.answers(due, FIRST));
     }
-    let said: Vec<String> = seen.iter().map(ToString::to_string).collect();
-    must!(said == want.answers, "the answers are {said:?} and should be {:?}", want.answers);
+    let texts: Vec<String> = seen.iter().map(ToString::to_string).collect();
+    must!(texts == want.answers, "the answers are {texts:?} and should be {:?}", want.answers);
     let state = responder.state(pair)?;
     must!(state == want.state, "the queue pair is in {state:?} and should be in {:?}", want.state);
     let received = |responder: &mut dyn End, least| -> Result<usize, Failure> {
@@ -412,8 +412,8 @@ pub fn run(
     if want.state == State::Rts {
         let psn = next_psn(case, !want.answers.is_empty());
         wire.send(to, &target.packet(0x04, psn, &[], 8))?;
-        let said: Vec<String> = wire.answers(1, FIRST).iter().map(ToString::to_string).collect();
-        must!(said == [format!("ACK+{psn}")], "the next message was answered with {said:?}");
+        let texts: Vec<String> = wire.answers(1, FIRST).iter().map(ToString::to_string).collect();
+        must!(texts == [format!("ACK+{psn}")], "the next message was answered with {texts:?}");
         must!(received(responder, 1)? == 1, "the next message did not arrive");
     }
     Ok(())

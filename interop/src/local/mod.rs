@@ -269,9 +269,10 @@ impl Open {
         };
         let gids = self.device.gids();
         let is_it = |gid: Gid| gid.is_ipv4() == (family == Family::V4);
-        let found = gids.iter().find(|entry| is_it(entry.gid) && entry.encapsulation == link);
-        let found = found.ok_or_else(|| Error::Local(format!("the device has no {family} GID ({link})")))?;
-        Ok((found.index, LocalGid { gid: found.gid, encapsulation: link }))
+        let matching = gids.iter().find(|entry| is_it(entry.gid) && entry.encapsulation == link);
+        let matching =
+            matching.ok_or_else(|| Error::Local(format!("the device has no {family} GID ({link})")))?;
+        Ok((matching.index, LocalGid { gid: matching.gid, encapsulation: link }))
     }
 }
 
@@ -396,9 +397,8 @@ impl Local for Roxie<'_> {
             self.site.within(|| Interface::by_name(self.site.interface))?.named("the interface")?;
         let table = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
         let wanted = self.address(family)?;
-        let found = table.iter().find(|entry| entry.gid == Gid::from(wanted));
-        found
-            .map(|entry| entry.index)
+        let gid = table.iter().find(|entry| entry.gid == Gid::from(wanted));
+        gid.map(|entry| entry.index)
             .ok_or_else(|| Error::Local(format!("{wanted} is none of {}", table.listed())))
     }
 
@@ -411,7 +411,7 @@ impl Local for Roxie<'_> {
             ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
         words.push(format!("--port={}", setup.port));
         words.extend(setup.fault.option(setup.seed));
-        words.extend(setup.asks_for_selective_repeat.then(|| "--selective-repeat".to_owned()));
+        words.extend(setup.requests_selective_repeat.then(|| "--selective-repeat".to_owned()));
         words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
         words.extend(["--".to_owned(), name.to_owned()]);
         words.extend_from_slice(arguments);
@@ -441,9 +441,9 @@ impl Local for Roxie<'_> {
         Ok(())
     }
 
-    fn ask_to_end(&mut self) -> Result<(), Error> {
+    fn terminate(&mut self) -> Result<(), Error> {
         match &self.program {
-            Some(program) => program.ask_to_end(),
+            Some(program) => program.terminate(),
             None => Err(Error::Local("no program was started".into())),
         }
     }

@@ -79,7 +79,7 @@ impl Program {
     ///
     /// # Errors
     /// If it has ended already.
-    pub fn ask_to_end(&self) -> Result<(), Error> {
+    pub fn terminate(&self) -> Result<(), Error> {
         let pid = Pid::from_raw(self.child.id().cast_signed());
         kill(pid, Signal::SIGTERM).map_err(|e| Error::Local(format!("SIGTERM for a program: {e}")))
     }
@@ -136,11 +136,11 @@ pub fn built(words: &[&str], name: &str) -> PathBuf {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let text = String::from_utf8(built.stdout).expect("JSON");
     let (key, named) = ("\"executable\":\"", format!("\"name\":\"{name}\""));
-    let found = text.lines().filter(|line| line.contains(&named)).find_map(|line| {
+    let value = text.lines().filter(|line| line.contains(&named)).find_map(|line| {
         let at = line.find(key)? + key.len();
         line[at..].split('"').next().map(PathBuf::from)
     });
-    found.expect("a program of that name")
+    value.expect("a program of that name")
 }
 
 /// Builds the `roxie` program if there is none, for tests: a build by other features than those of the tests' own would replace the program

@@ -26,8 +26,8 @@ const QUEUE: u32 = 64;
 
 impl End for Roxie<'_> {
     fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
-        let found = self.own_address(family);
-        found.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))
+        let gid = self.own_address(family);
+        gid.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))
     }
 
     fn register(&mut self, size: usize, access: Access) -> Result<Registration, Error> {
@@ -136,11 +136,11 @@ impl End for Roxie<'_> {
             // Arm first, so that a completion after this poll raises an event.
             objects.cq.arm(Armed::Next);
             seen.extend(std::iter::from_fn(|| objects.cq.poll_one()).map(|wc| completion(&wc)));
-            let left = until.saturating_duration_since(Instant::now());
-            if seen.len() >= least || left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if seen.len() >= least || remaining.is_zero() {
                 return Ok(seen);
             }
-            objects.channel.wait(left);
+            objects.channel.wait(remaining);
         }
     }
 
@@ -197,15 +197,15 @@ impl End for Roxie<'_> {
         (region, offset, length): (Registration, usize, usize),
     ) -> Result<u32, Error> {
         let open = self.open_mut()?;
-        let gone = |what: &str| Error::Local(format!("there is no {what} of this key"));
-        let window = open.windows.get_mut(window.key).ok_or_else(|| gone("window"))?;
+        let no_such = |what: &str| Error::Local(format!("there is no {what} of this key"));
+        let window = open.windows.get_mut(window.key).ok_or_else(|| no_such("window"))?;
         let range = WindowRange {
-            region: open.regions.get(region.key).ok_or_else(|| gone("region"))?,
+            region: open.regions.get(region.key).ok_or_else(|| no_such("region"))?,
             offset,
             length,
             access: verbs::Access::REMOTE_READ | verbs::Access::REMOTE_WRITE,
         };
-        let qp = &open.pairs.get(pair.key).ok_or_else(|| gone("queue pair"))?.qp;
+        let qp = &open.pairs.get(pair.key).ok_or_else(|| no_such("queue pair"))?.qp;
         Ok(qp.bind_window(wr_id, SendFlags::SIGNALED, window, &range).named("post a bind")?.0)
     }
 
@@ -286,8 +286,8 @@ impl Open {
     }
 
     fn queue(&self, queue: Queue) -> Result<&SharedReceiveQueue, Error> {
-        let found = self.queues.get(queue.key);
-        found.ok_or_else(|| Error::Local(format!("there is no shared receive queue {}", queue.key)))
+        let queue_entry = self.queues.get(queue.key);
+        queue_entry.ok_or_else(|| Error::Local(format!("there is no shared receive queue {}", queue.key)))
     }
 
     fn destination(&self, to: Option<Destination>) -> Result<UdAddress, Error> {

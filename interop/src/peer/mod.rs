@@ -234,8 +234,9 @@ impl Peer {
             IpAddr::V6(v6) => family == Family::V6 && !v6.is_unicast_link_local(),
         };
         let fits = |gid: &&Gid| is_of_family(gid) && self.on_vlan.contains(&gid.address) == self.uses_vlan;
-        let found = self.gids.iter().find(fits).copied();
-        found.ok_or_else(|| Error::Host(format!("the peer has no {family} GID of RoCE v2: {:?}", self.gids)))
+        let matching = self.gids.iter().find(fits).copied();
+        matching
+            .ok_or_else(|| Error::Host(format!("the peer has no {family} GID of RoCE v2: {:?}", self.gids)))
     }
 
     /// True if the peer has an address of the family.
@@ -301,14 +302,14 @@ impl Peer {
 
     /// Waits for a job, and kills it after `timeout`.
     pub fn wait(&mut self, job: usize, timeout: Duration) -> Result<Ended, Error> {
-        let (mut left, mut lines) = (timeout, Vec::new());
+        let (mut remaining, mut lines) = (timeout, Vec::new());
         let reply = loop {
             // A longer wait would take the peer for dead.
-            let slice = left.min(ANSWER_TIMEOUT / 2);
+            let slice = remaining.min(ANSWER_TIMEOUT / 2);
             let mut reply = self.command(&format!("wait job={job} timeout_ms={}", slice.as_millis()))?;
-            left -= slice;
+            remaining -= slice;
             lines.append(&mut reply.details);
-            if left.is_zero() || reply.number::<u32>("exited")? != 0 {
+            if remaining.is_zero() || reply.number::<u32>("exited")? != 0 {
                 break reply;
             }
         };

@@ -239,13 +239,13 @@ impl End for Peer {
         let until = Instant::now() + timeout;
         loop {
             // Other events may arrive before it.
-            let left = until.saturating_duration_since(Instant::now()).as_millis();
-            let reply = self.command(&format!("events timeout_ms={left}"))?;
+            let remaining = until.saturating_duration_since(Instant::now()).as_millis();
+            let reply = self.command(&format!("events timeout_ms={remaining}"))?;
             let mut events = reply.details.iter().map(|line| Words::parse(line).number("event"));
             if events.any(|event| event == Some(SRQ_LIMIT_REACHED)) {
                 return Ok(true);
             }
-            if left == 0 {
+            if remaining == 0 {
                 return Ok(false);
             }
         }

@@ -415,11 +415,14 @@ mod tests {
     fn missing_value_of_qperf_is_a_complaint() {
         let program = named("program/qperf/cm/atomics");
         let of = |test: &str, value: &str| format!("{test}:\n    msg_rate  =  {value} K/sec\n");
-        let said = |value| {
+        let reports = |value| {
             of("ver_rc_compare_swap", "1.2") + &of("ver_rc_fetch_add", value) + &of("rc_fetch_add_mr", "3")
         };
-        assert_eq!(program.complaint(&said("7"), ""), None);
-        assert_eq!(program.complaint(&said("0"), "").unwrap(), "these tests have no value: ver_rc_fetch_add");
+        assert_eq!(program.complaint(&reports("7"), ""), None);
+        assert_eq!(
+            program.complaint(&reports("0"), "").unwrap(),
+            "these tests have no value: ver_rc_fetch_add"
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use interop::rows::{PortKind, Program, Ready};
 use interop::skip::SkipReason;
 use roxie::netdev::Interface;
 
-use super::pair::{Played, last_words, time_left};
+use super::pair::{Played, last_words, remaining_time};
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM, TCP_PORT, served, server_has, until_taken};
 
 /// Timeout of a program, which may share its processors with a build.
@@ -120,7 +120,7 @@ impl Site<'_> {
             Use::Line(line) if line.is_of_ucx() && !self.root.has_ucx_for_verbs() => {
                 Ok((Outcome::Skip(SkipReason::ProgramHasNoVerbs), None))
             }
-            Use::Line(line) if line.asks_by_netlink() && Path::new("/sys/class/infiniband").is_dir() => {
+            Use::Line(line) if line.uses_netlink() && Path::new("/sys/class/infiniband").is_dir() => {
                 Ok((Outcome::Skip(SkipReason::KernelHasRdma), None))
             }
             Use::Line(line) => match line.port {
@@ -189,19 +189,19 @@ impl Site<'_> {
         }
         let client = words(Some(address(1, FAMILY).to_string()))?;
         let client = self.root.start(&self.ends[1], port, &client)?.wait(ENDS_WITHIN)?;
-        let server = serving.wait(time_left(&client, ENDS_WITHIN))?;
+        let server = serving.wait(remaining_time(&client, ENDS_WITHIN))?;
         Ok(Played { server, client })
     }
 
     /// Runs a program that connects by rdma_cm.
     fn run_by_cm(&self, port: PortKind, program: Program) -> Result<Played, Error> {
-        let (near, far) = (address(1, FAMILY), address(2, FAMILY));
+        let (local, remote) = (address(1, FAMILY), address(2, FAMILY));
         let line = |serves, own| {
-            let (name, words) = program.over_cm(serves, near, own);
+            let (name, words) = program.over_cm(serves, local, own);
             [name].into_iter().chain(words).collect::<Vec<_>>()
         };
-        let serving = self.root.start(&self.ends[0], port, &line(true, near))?;
-        let ready = match program.shows_ready(near) {
+        let serving = self.root.start(&self.ends[0], port, &line(true, local))?;
+        let ready = match program.shows_ready(local) {
             Ready::Nothing => self.wait_until(|| claimed(port))?,
             Ready::Listens(tcp) => self.wait_until(|| is_listening(tcp))?,
             Ready::Joined(group) => self.wait_until(|| is_in_group(group))?,
@@ -214,7 +214,7 @@ impl Site<'_> {
             self.wait_until_within(Duration::from_secs(1), || is_listening(tcp))?;
         }
         let client =
-            until_taken(|| self.root.start(&self.ends[1], port, &line(false, far))?.wait(ENDS_WITHIN))?;
+            until_taken(|| self.root.start(&self.ends[1], port, &line(false, remote))?.wait(ENDS_WITHIN))?;
         let server = served(program, &client, serving.wait(server_has(program, &client))?);
         Ok(Played { server, client })
     }

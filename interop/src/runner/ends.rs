@@ -10,7 +10,7 @@ use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::rows::Family;
 
-use super::pair::{Played, time_left};
+use super::pair::{Played, remaining_time};
 use super::programs::{LISTENS_WITHIN, TCP_PORT, peer_gid};
 
 /// Timeout of a program. The guests are emulated, and share two processors with this host's end.
@@ -110,9 +110,9 @@ pub(super) fn play(
         return Ok(Played::silent(server.wait(serving, Duration::ZERO)?));
     }
     let line = words(client.gid()?, Some(server.address().to_string()));
-    let asking = client.start(name, &line)?;
-    let client = client.wait(asking, ENDS_WITHIN)?;
-    let server = server.wait(serving, time_left(&client, ENDS_WITHIN))?;
+    let client_run = client.start(name, &line)?;
+    let client = client.wait(client_run, ENDS_WITHIN)?;
+    let server = server.wait(serving, remaining_time(&client, ENDS_WITHIN))?;
     Ok(Played { server, client })
 }
 

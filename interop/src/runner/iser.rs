@@ -52,7 +52,7 @@ fn kernel_is_initiator(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Res
     script(peer, &format!("connect {here} {SERVICE} {IQN}"))?;
     let kib = if row.fault() == Impairment::None { 4096 } else { 128 };
     script(peer, &format!("use {kib}"))?;
-    roxie.ask_to_end()?;
+    roxie.terminate()?;
     let target = roxie.wait(ENDS_WITHIN)?;
     if target.code != Some(0) {
         return Err(not_well("tgtd", target));

@@ -234,7 +234,7 @@ fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
         seed: row.seed(),
         control: row.control(),
         network: row.network(),
-        asks_for_selective_repeat: matches!(row.case, Case::Fallback(_)),
+        requests_selective_repeat: matches!(row.case, Case::Fallback(_)),
         capture: capture.map(Path::to_owned),
     };
     if row.network().is_between_devices() {

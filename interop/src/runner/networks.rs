@@ -106,19 +106,19 @@ impl<'a> Links<'a> {
 
     /// Runs a row between two devices of Roxie. The near one has the faults and the capture.
     pub(super) fn between(&mut self, row: &Row, setup: &Setup) -> Outcome {
-        let Some([near, far]) = &mut self.devices else { return Outcome::Skip(SkipReason::NeedsGuest) };
+        let Some([local, remote]) = &mut self.devices else { return Outcome::Skip(SkipReason::NeedsGuest) };
         let plain = Setup { fault: Impairment::None, capture: None, ..setup.clone() };
-        for (end, setup) in [(&mut *near, setup), (&mut *far, &plain)] {
+        for (end, setup) in [(&mut *local, setup), (&mut *remote, &plain)] {
             match end.prepare(setup) {
                 Ok(()) => {}
                 Err(Unready::Skip(reason)) => return Outcome::Skip(reason),
                 Err(Unready::Failed(error)) => return Outcome::Fail(error.to_string()),
             }
         }
-        let before = sacks(near.as_ref());
-        let played = exec::run(row, near.as_mut(), far.as_mut());
-        let sacks = sacks(near.as_ref()) - before;
-        let finished = near.finish().and(far.finish());
+        let before = sacks(local.as_ref());
+        let played = exec::run(row, local.as_mut(), remote.as_mut());
+        let sacks = sacks(local.as_ref()) - before;
+        let finished = local.finish().and(remote.finish());
         let played = played.and(finished.map_err(exec::Failure::End));
         match played {
             Err(failure) => Outcome::Fail(failure.to_string()),

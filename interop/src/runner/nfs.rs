@@ -80,10 +80,10 @@ fn kernel_is_client(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result
     script(peer, &format!("mount {here} {SERVICE} {MOUNT} /"))?;
     let read = script(peer, "sums");
     let refused = read.is_ok().then(|| script(peer, "refuse"));
-    let left = script(peer, "leave");
+    let departed = script(peer, "leave");
     let read = read?.output;
     refused.transpose()?;
-    left?;
+    departed?;
     let mut read: Vec<&str> = read.lines().collect();
     read.sort_by(|one, other| name_of(one).cmp(name_of(other)));
     let differs = expected.iter().zip(&read).find(|(expected, read)| expected != *read);
@@ -93,7 +93,7 @@ fn kernel_is_client(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result
             "{there} files there of {here}, the first that differs: {differs:?}"
         )));
     }
-    roxie.ask_to_end()?;
+    roxie.terminate()?;
     let server = roxie.wait(ENDS_WITHIN)?;
     if server.code != Some(0) {
         return Err(Failed::Program("the server", server));
@@ -146,9 +146,9 @@ fn use_kernel_server(row: &Row, there: &str, roxie: &mut dyn Local, peer: &mut P
     if !absent.output.contains("/export/absent") || !absent.output.contains("NFS3ERR_NOENT") {
         return Err(Failed::Program("a file that does not exist", absent));
     }
-    let elsewhere = client(roxie, "ls", &format!("{there}:/elsewhere"), 4)?;
-    if !elsewhere.output.contains("/elsewhere: MNT3ERR_") {
-        return Err(Failed::Program("a folder that is not exported", elsewhere));
+    let refused = client(roxie, "ls", &format!("{there}:/elsewhere"), 4)?;
+    if !refused.output.contains("/elsewhere: MNT3ERR_") {
+        return Err(Failed::Program("a folder that is not exported", refused));
     }
     for path in [&sent, &received] {
         fs::remove_file(path).map_err(Error::file(path))?;

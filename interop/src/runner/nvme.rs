@@ -130,7 +130,7 @@ fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Pee
 
 /// Ends the target by SIGTERM, after which its exit code must be 0.
 fn end_target(roxie: &mut dyn Local) -> Result<(), Failed> {
-    roxie.ask_to_end()?;
+    roxie.terminate()?;
     let target = roxie.wait(ENDS_WITHIN)?;
     if target.code == Some(0) { Ok(()) } else { Err(Failed::Program("the target", target)) }
 }

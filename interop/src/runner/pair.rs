@@ -40,7 +40,7 @@ impl Played {
 }
 
 /// Returns how long the server may run after its client: `within` if the client exited with 0.
-pub(super) fn time_left(client: &Ended, within: Duration) -> Duration {
+pub(super) fn remaining_time(client: &Ended, within: Duration) -> Duration {
     if client.code == Some(0) { within } else { LOSER_WITHIN }
 }
 

@@ -11,7 +11,7 @@ use interop::report::Outcome;
 use interop::rows::{Family, Program, Ready, Row, Side, Stock};
 use interop::skip::SkipReason;
 
-use super::pair::time_left;
+use super::pair::remaining_time;
 
 /// TCP port of pingpongs and perftest.
 pub(super) const TCP_PORT: u16 = 18515;
@@ -223,10 +223,11 @@ pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> R
     let until = Instant::now() + LISTENS_WITHIN;
     loop {
         let ended = client()?;
-        let says = |words: &[&str]| words.iter().any(|word| ended.output.contains(word));
+        let reports = |words: &[&str]| words.iter().any(|word| ended.output.contains(word));
         // cmtime always exits with 0. "Unexpected" is perftest's word for a rejection.
-        let refused = says(&["EVENT_REJECTED", "EVENT_UNREACHABLE"])
-            || ended.code != Some(0) && says(&["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"]);
+        let refused = reports(&["EVENT_REJECTED", "EVENT_UNREACHABLE"])
+            || ended.code != Some(0)
+                && reports(&["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"]);
         if !refused || Instant::now() >= until {
             return Ok(ended);
         }
@@ -235,7 +236,7 @@ pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> R
 
 /// Returns how long the server may run after its client has ended.
 pub(super) fn server_has(program: Program, client: &Ended) -> Duration {
-    if program.never_ends() { Duration::ZERO } else { time_left(client, ENDS_WITHIN) }
+    if program.never_ends() { Duration::ZERO } else { remaining_time(client, ENDS_WITHIN) }
 }
 
 /// Returns how the server ended. A server that never ends by itself was killed; this counts as success if its client
@@ -310,7 +311,7 @@ impl Ends<'_, '_> {
         }
         (self.start_here)(self.roxie, Some(server.to_string()))?;
         let here = self.roxie.wait(ENDS_WITHIN)?;
-        let there = self.peer.wait(job, time_left(&here, ENDS_WITHIN))?;
+        let there = self.peer.wait(job, remaining_time(&here, ENDS_WITHIN))?;
         Ok(Ok(Played { here, there }))
     }
 
@@ -330,7 +331,7 @@ impl Ends<'_, '_> {
             self.roxie.wait(Duration::ZERO)?;
             return Ok(Err(Outcome::Skip(SkipReason::ProgramMissing)));
         }
-        let here = self.roxie.wait(time_left(&there, ENDS_WITHIN))?;
+        let here = self.roxie.wait(remaining_time(&there, ENDS_WITHIN))?;
         Ok(Ok(Played { here, there }))
     }
 }

@@ -60,9 +60,9 @@ fn measured(server: &mut Peer, client: &mut Peer) -> Result<Values, Error> {
             }
             for (figure, values) in FIGURES.iter().zip(&mut values) {
                 eprintln!("versus: round {round} of {ROUNDS}, {}, {}", name(on), figure.what);
-                let (mut near, mut far) =
+                let (mut local, mut remote) =
                     (End::Guest(GUESTS[0], server, on), End::Guest(GUESTS[1], client, on));
-                values[at].push(figure.measure(&mut near, &mut far)?);
+                values[at].push(figure.measure(&mut local, &mut remote)?);
             }
         }
         both(server, client, "link add rxe0 type rxe netdev eth0")?;

@@ -60,11 +60,11 @@ struct Row {
 impl Row {
     /// Returns the name: `zero-copy/rxe/serves/ib_send_bw/rc`.
     fn name(&self) -> String {
-        let far = if self.against_rxe { "rxe" } else { "roxie" };
+        let remote = if self.against_rxe { "rxe" } else { "roxie" };
         let role = if self.guest_serves { "serves" } else { "asks" };
         let loss = if self.mode == Mode::Lossy { "loss/" } else { "" };
         let program = self.program.to_string();
-        format!("zero-copy/{far}/{role}/{loss}{}", program.trim_start_matches("program/"))
+        format!("zero-copy/{remote}/{role}/{loss}{}", program.trim_start_matches("program/"))
     }
 }
 
@@ -105,21 +105,21 @@ fn killed(peer: &mut Peer, namespace: &Namespace) -> Result<Outcome, Error> {
         all.split(' ').map(str::to_owned).chain(server).collect()
     };
     for time in 1..=3 {
-        let (mut near, mut far) = (End::Guest(GUEST, peer, Mode::ZeroCopy.on()), End::Host(namespace));
+        let (mut local, mut remote) = (End::Guest(GUEST, peer, Mode::ZeroCopy.on()), End::Host(namespace));
         let line = "-b -F -D 30 -s 65536 -x";
-        let serving = far.start("ib_write_bw", &words(line, GID, None))?;
-        if !far.listens()? {
+        let serving = remote.start("ib_write_bw", &words(line, GID, None))?;
+        if !remote.listens()? {
             return Ok(Outcome::Fail("the server does not listen".into()));
         }
-        let asking = near.start("ib_write_bw", &words(line, GID, Some(far.address().to_string())))?;
-        let ended = near.wait(asking, KILLED_AFTER)?;
+        let client_run = local.start("ib_write_bw", &words(line, GID, Some(remote.address().to_string())))?;
+        let ended = local.wait(client_run, KILLED_AFTER)?;
         if ended.code.is_some() {
             return Ok(Outcome::Fail(format!("it ended before it was killed: {ended:?}")));
         }
         drop(serving);
         let line = "-m 1024 -s 5000 -n 100 -c -g";
         let next = |gid, server| words(line, gid, server);
-        let played = play(&mut far, &mut near, "ibv_rc_pingpong", &next)?;
+        let played = play(&mut remote, &mut local, "ibv_rc_pingpong", &next)?;
         let outcome = played.judged(|Played { server, client }| {
             let invalid = [server, client].iter().any(|end| end.output.contains("invalid data"));
             invalid.then(|| format!("after kill {time}: invalid data"))
@@ -160,12 +160,13 @@ pub(crate) fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error>
             report.add(&row.name(), &Outcome::Skip(SkipReason::PeerHasNoXrc), start.elapsed());
             continue;
         }
-        let mut near = End::Guest(GUEST, &mut peer, row.mode.on());
-        let mut far = match &mut rxe {
+        let mut local = End::Guest(GUEST, &mut peer, row.mode.on());
+        let mut remote = match &mut rxe {
             Some(rxe) if row.against_rxe => End::Guest(RXE, rxe, On::Rxe),
             _ => End::Host(&namespace),
         };
-        let (server, client) = if row.guest_serves { (&mut near, &mut far) } else { (&mut far, &mut near) };
+        let (server, client) =
+            if row.guest_serves { (&mut local, &mut remote) } else { (&mut remote, &mut local) };
         let words = |gid, server| row.program.words(gid, server);
         let complaint = |played: &Played| row.program.complaint(&played.client.output, &played.server.output);
         let outcome = match play(server, client, row.program.name(), &words) {

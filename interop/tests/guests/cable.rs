@@ -92,11 +92,11 @@ fn gid(peer: &mut Peer) -> u32 {
 fn play(server: &mut Peer, client: &mut Peer, program: &str, options: &str) -> [Ended; 2] {
     let there = server.address(Family::V4).expect("an address");
     let line = |gid: u32| format!("-F -x {gid} -m 1024 -n 16 -t 4 -u 15 {options}");
-    let (serves, asks) = (line(gid(server)), line(gid(client)));
+    let (serves, client_line) = (line(gid(server)), line(gid(client)));
     let serving = start(server, program, &serves);
     assert!(server.wait_for_listener(PORT, PATIENCE).expect("a session"), "{program} does not listen");
-    let asking = start(client, program, &format!("{asks} {there}"));
-    let client = client.wait(asking, PATIENCE).expect("the client ends");
+    let client_run = start(client, program, &format!("{client_line} {there}"));
+    let client = client.wait(client_run, PATIENCE).expect("the client ends");
     [server.wait(serving, PATIENCE).expect("the server ends"), client]
 }
 
@@ -118,9 +118,9 @@ fn wire_changes_packets_of_two_foreign_peers() {
         Guest::start(&image, &namespace, number, &log).expect("the guest")
     });
     split(&namespace);
-    let [near, far] = &guests;
+    let [local, remote] = &guests;
     let (mut server, mut client) =
-        (near.peer(&namespace).expect("a session"), far.peer(&namespace).expect("a session"));
+        (local.peer(&namespace).expect("a session"), remote.peer(&namespace).expect("a session"));
     run(Command::new("ip").args(["-n", namespace.name(), "link", "set", "tap3", "master", "br1"]))
         .expect("ip");
     // A quarter of the scripts, of each program; `ALL_SCRIPTS=1`, as in `make interop`, takes all.
@@ -129,27 +129,27 @@ fn wire_changes_packets_of_two_foreign_peers() {
         let (program, size) = (format!("ib_{}_bw", script.operation()), "-s 8192");
         let options = if script.operation() == "atomic" { "" } else { size };
         let wire = Wire::start(&namespace, script.name);
-        let [serving, asking] = play(&mut server, &mut client, &program, options);
+        let [serving, client_run] = play(&mut server, &mut client, &program, options);
         let report = wire.end();
-        let about = format!("{}: {report:#}\n{serving:?}\n{asking:?}\n{}", script.name, ladder());
-        assert_eq!((serving.code, asking.code), (Some(0), Some(0)), "{about}");
+        let about = format!("{}: {report:#}\n{serving:?}\n{client_run:?}\n{}", script.name, ladder());
+        assert_eq!((serving.code, client_run.code), (Some(0), Some(0)), "{about}");
         for rule in report["rules"].as_array().expect("an array") {
             assert_ne!(rule["applied"], Value::Bool(false), "{about}");
             assert_ne!(rule["matched"], Value::from(0), "{about}");
         }
         let verdicts = report["verdicts"].as_array().expect("an array");
-        let kept: Vec<&str> = verdicts
+        let passed: Vec<&str> = verdicts
             .iter()
             .filter(|verdict| verdict["verdict"] == "keeps")
             .filter_map(|verdict| verdict["name"].as_str())
             .collect();
         let followed = format!("wire/script/{}", script.name);
-        assert!(kept.contains(&followed.as_str()) && kept.contains(&"wire/recovers"), "{about}");
+        assert!(passed.contains(&followed.as_str()) && passed.contains(&"wire/recovers"), "{about}");
         let forwarding = &report["forwarding_us"];
         println!(
             "{}: {} rules kept, forwarded in {} us, 99 of 100 in {}",
             script.name,
-            kept.len(),
+            passed.len(),
             forwarding["median"],
             forwarding["p99"]
         );

@@ -95,19 +95,19 @@ fn unreachable_mirror_is_named_and_cache_stays() {
         return;
     }
     let cache = output_folder().join(format!("no-mirror-{}", std::process::id()));
-    let kept = cache.join("newest/debs/kept");
-    fs::create_dir_all(kept.parent().expect("a folder")).expect("the cache's folder");
-    fs::write(&kept, "").expect("a file in the cache");
+    let cached = cache.join("newest/debs/kept");
+    fs::create_dir_all(cached.parent().expect("a folder")).expect("the cache's folder");
+    fs::write(&cached, "").expect("a file in the cache");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/build-guest.sh");
     let mut build = Command::new(script);
     build.args(["--kernel", "newest"]).env("ROXIE_CACHE", &cache);
     // No server listens on the discard port.
     let built = build.env("ROXIE_DEBIAN_MIRROR", "http://127.0.0.1:9").output().expect("the script runs");
-    let said = String::from_utf8_lossy(&built.stderr).into_owned();
-    let stays = kept.exists();
+    let message = String::from_utf8_lossy(&built.stderr).into_owned();
+    let stays = cached.exists();
     fs::remove_dir_all(&cache).expect("the cache's folder goes");
-    assert_eq!(built.status.code(), Some(4), "{said}");
-    assert!(said.contains("the package index cannot be had from http://127.0.0.1:9"), "{said}");
+    assert_eq!(built.status.code(), Some(4), "{message}");
+    assert!(message.contains("the package index cannot be had from http://127.0.0.1:9"), "{message}");
     assert!(stays, "the cache has lost its content");
 }
 
@@ -131,6 +131,6 @@ fn peer_survives_wrong_commands_and_gives_reasons() {
     peer.store(region, 8, 0x0102_0304_0506_0708).expect("a store");
     assert_eq!(peer.load(region, 8).expect("a load"), 0x0102_0304_0506_0708);
     peer.reset().expect("a reset");
-    let gone = peer.load(region, 8).expect_err("the region is gone");
-    assert!(gone.to_string().contains("no memory region"), "{gone}");
+    let error = peer.load(region, 8).expect_err("the region is gone");
+    assert!(error.to_string().contains("no memory region"), "{error}");
 }

@@ -131,8 +131,8 @@ fn target_forgets_a_host_that_was_killed() {
     let of_host = namespace.within(|| queue_pairs(pid)).unwrap();
     assert!(of_host >= 2, "an admin queue and I/O queues, not {of_host}");
     drop(first);
-    let none_left = || namespace.within(|| queue_pairs(pid) == 0);
-    assert!(wait_until(PATIENCE, none_left).unwrap(), "its queue pairs are gone");
+    let none_remaining = || namespace.within(|| queue_pairs(pid) == 0);
+    assert!(wait_until(PATIENCE, none_remaining).unwrap(), "its queue pairs are gone");
     let second = guest(&image, &namespace, "killed", 3);
     let mut peer = second.peer(&namespace).expect("a session");
     run(&mut peer, &connect(1));

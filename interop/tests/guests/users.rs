@@ -28,8 +28,8 @@ struct Programs {
 impl Programs {
     /// Builds them unless `.ci/test` has, and says where.
     fn find() -> Programs {
-        let told = ["ROXIE_VERBS_TESTS", "ROXIE_DAEMON_TESTS", "ROXIE_FOLDER"].map(std::env::var_os);
-        if let [Some(verbs), Some(daemon), Some(folder)] = told {
+        let variables = ["ROXIE_VERBS_TESTS", "ROXIE_DAEMON_TESTS", "ROXIE_FOLDER"].map(std::env::var_os);
+        if let [Some(verbs), Some(daemon), Some(folder)] = variables {
             return Programs { verbs: verbs.into(), daemon: daemon.into(), folder: folder.into() };
         }
         let verbs = built(&["test", "-p", "roxie-cli", "--test", "verbs", "--no-run"], "verbs");

@@ -66,8 +66,11 @@ pub fn leave_in_child() {
     // SAFETY: no preconditions.
     let limit = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) };
     for descriptor in 0..RawFd::try_from(limit).unwrap_or(HIGHEST).clamp(0, HIGHEST) {
-        let Some(found) = identity(descriptor) else { continue };
-        if CLOSE_IN_CHILD.iter().any(|place| [&place[0], &place[1]].map(|part| part.load(Relaxed)) == found) {
+        let Some(identity_of_child) = identity(descriptor) else { continue };
+        if CLOSE_IN_CHILD
+            .iter()
+            .any(|place| [&place[0], &place[1]].map(|part| part.load(Relaxed)) == identity_of_child)
+        {
             // SAFETY: the descriptor is the child's copy. Only objects of the parent use it, and the child
             // does not use those.
             unsafe { libc::close(descriptor) };

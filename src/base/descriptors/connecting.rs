@@ -22,9 +22,9 @@ pub fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     let address = UnixAddr::new_abstract(name.as_bytes())?;
     let own: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     loop {
-        let left = until.saturating_duration_since(Instant::now()).as_micros();
+        let remaining = until.saturating_duration_since(Instant::now()).as_micros();
         // The send timeout also limits connect (`unix_stream_connect`); 0 would mean no limit.
-        let timeout = TimeVal::microseconds(i64::try_from(left).unwrap_or(i64::MAX).max(1));
+        let timeout = TimeVal::microseconds(i64::try_from(remaining).unwrap_or(i64::MAX).max(1));
         setsockopt(&own, sockopt::SendTimeout, &timeout)?;
         match connect_to(own.as_raw_fd(), &address) {
             Ok(()) => break,

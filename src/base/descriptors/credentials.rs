@@ -48,21 +48,21 @@ pub fn set_credential_server(variable: String) {
 }
 
 /// Asks the server of this process. `None`: there is none, or it does not answer.
-pub(super) fn ask(socket: BorrowedFd<'_>) -> Option<Answer> {
+pub(super) fn query(socket: BorrowedFd<'_>) -> Option<Answer> {
     match SERVER.get() {
-        Some(server) => ask_at(server, socket),
-        None => ask_at(&std::env::var(CREDENTIALS).ok()?, socket),
+        Some(server) => query_at(server, socket),
+        None => query_at(&std::env::var(CREDENTIALS).ok()?, socket),
     }
 }
 
-fn ask_at(server: &str, socket: BorrowedFd<'_>) -> Option<Answer> {
+fn query_at(server: &str, socket: BorrowedFd<'_>) -> Option<Answer> {
     let (name, secret) = server.split_once(':')?;
     let mut server = connect(name, Instant::now() + PATIENCE).ok()?;
     server.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut said = [0; SECRET];
-    server.read_exact(&mut said).ok()?;
+    let mut received = [0; SECRET];
+    server.read_exact(&mut received).ok()?;
     // Another user may have taken the name of a server that has ended.
-    if said != secret.as_bytes() {
+    if received != secret.as_bytes() {
         return None;
     }
     send(server.as_fd(), &[socket]).ok()?;
@@ -142,20 +142,20 @@ mod tests {
         let (stopped, stop) = io::pipe().expect("a pipe");
         let serving = std::thread::spawn(move || server.serve(stopped.as_fd()));
         let (socket, _other) = UnixStream::pair().expect("two sockets");
-        let ask = |server: &str| ask_at(server, socket.as_fd());
+        let request = |server: &str| query_at(server, socket.as_fd());
         let own = Answer { uid: Some(geteuid().as_raw()) };
-        assert_eq!(ask(&variable), Some(own));
+        assert_eq!(request(&variable), Some(own));
         let (name, secret) = variable.split_once(':').expect("both");
         for wrong in [format!("{name}:{}", "0".repeat(SECRET)), name.to_owned(), format!("{name}x:{secret}")]
         {
-            assert_eq!(ask(&wrong), None, "{wrong}");
+            assert_eq!(request(&wrong), None, "{wrong}");
         }
         // A descriptor of another kind gets no answer, and the next program one.
         let (pipe, _writer) = io::pipe().expect("a pipe");
-        assert_eq!(ask_at(&variable, pipe.as_fd()), None);
-        assert_eq!(ask(&variable), Some(own));
+        assert_eq!(query_at(&variable, pipe.as_fd()), None);
+        assert_eq!(request(&variable), Some(own));
         drop(stop);
         serving.join().expect("the end");
-        assert_eq!(ask(&variable), None);
+        assert_eq!(request(&variable), None);
     }
 }

@@ -78,7 +78,7 @@ pub fn send_with(
 /// Receives descriptors with one byte; `None` if the peer has closed the socket.
 ///
 /// # Errors
-/// As those of [`receive_with`].
+/// The errors of [`receive_with`].
 pub fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
     let (length, fds) = receive_with(socket, &mut [0], flags)?;
     Ok((length > 0).then_some(fds))
@@ -132,11 +132,11 @@ unsafe fn owned(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
     // SAFETY: `message` is null, or a control message that lies entirely in the buffer, which is aligned for
     // it.
-    while let Some(found) = unsafe { message.as_ref() } {
-        if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+    while let Some(control) = unsafe { message.as_ref() } {
+        if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             // SAFETY: the data of a control message lies behind its header.
             let (data, start) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0) as usize) };
-            let count = (found.cmsg_len - start) / size_of::<RawFd>();
+            let count = (control.cmsg_len - start) / size_of::<RawFd>();
             fds.extend((0..count).map(|at| {
                 // SAFETY: the index is inside the message by its length. The kernel made the descriptor for
                 // this process with this message, and nothing else owns it.
@@ -152,10 +152,10 @@ unsafe fn owned(header: &libc::msghdr) -> Vec<OwnedFd> {
 /// Like [`receive`], but waits up to `until`.
 ///
 /// # Errors
-/// As those of [`receive`]; `TimedOut` if nothing arrived.
+/// The errors of [`receive`]; `TimedOut` if nothing arrived.
 pub fn receive_until(socket: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Vec<OwnedFd>>> {
-    let left = until.saturating_duration_since(Instant::now());
-    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+    let remaining = until.saturating_duration_since(Instant::now());
+    let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(socket, PollFlags::POLLIN)], timeout) {
         Ok(0) => Err(io::ErrorKind::TimedOut.into()),
         Ok(_) => receive(socket, MsgFlags::MSG_DONTWAIT),
@@ -203,9 +203,9 @@ mod tests {
         send(a.as_fd(), &[]).expect("a byte");
         set_takes_descriptors(b.as_fd(), true);
         send(a.as_fd(), &[a.as_fd()]).expect("room");
-        let came =
+        let counts =
             [(); 2].map(|()| receive(b.as_fd(), MsgFlags::empty()).expect("a byte").expect("open").len());
-        assert_eq!(came, [0, 1]);
+        assert_eq!(counts, [0, 1]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The process and the user at the other end of a Unix socket.
 //!
 //! The kernel gives a user without a number in the asking process's user namespace the overflow number, 65534
-//! (`/proc/sys/kernel/overflowuid`). Such namespaces are those of most containers, and the one that `roxie run` makes for a user without
+//! (`/proc/sys/kernel/overflowuid`). Most containers have such a namespace, and so has the one that `roxie run` makes for a user without
 //! privilege. There, 65534 may be any user, also for a process that has this number itself. Then the launcher, which has left a process in
 //! the first namespace, is asked ([`credentials`](super::credentials)), or the kernel, which since Linux 6.11 says whether the
 //! peer is in the same user namespace. Without an answer the user is unknown, and has no rights.
@@ -68,7 +68,7 @@ impl fmt::Display for Peer {
 pub fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let credentials = getsockopt(&socket, sockopt::PeerCredentials)?;
     let uid = credentials.uid();
-    let is_known = || match credentials::ask(socket) {
+    let is_known = || match credentials::query(socket) {
         Some(answer) => answer.uid == Some(uid),
         None => shares_user_namespace(socket),
     };

@@ -127,7 +127,7 @@ impl Roster {
         Ok(slot)
     }
 
-    /// Counts a user's places and units as those of another one.
+    /// Counts a user's places and units as another user's.
     pub fn count_as(&mut self, uid: u32, payer: u32) {
         let members = self.slots.iter().filter_map(|slot| Some(slot.member.as_ref()?.uid));
         let members: Vec<u32> = members.collect();
@@ -270,10 +270,10 @@ impl Roster {
         Ok(result)
     }
 
-    /// Replaces a slot's services by those of `services` that it may have.
+    /// Replaces a slot's services by the ones in `services` that it may have.
     ///
     /// # Errors
-    /// The reason for the first that is left out: `EADDRINUSE` if another process has the service, `EACCES` if it is that of a port
+    /// The reason for the first that is left out: `EADDRINUSE` if another process has the service, `EACCES` if it is the service of a port
     /// that the process has not bound at that address.
     pub fn set_services(
         &mut self,

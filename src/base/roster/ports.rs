@@ -1,7 +1,7 @@
 //! Port numbers of `rdma_cm`, by the rules of the kernel's `cma.c` (`cma_check_port`, `cma_bind_listen`).
 //!
 //! Each port space has numbers of its own, which have nothing to do with the ports of TCP. One rule is stricter than the kernel's: identifiers
-//! share a port (`RDMA_OPTION_ID_REUSEADDR`) with those of the same user alone, as sockets do with `SO_REUSEPORT`.
+//! share a port (`RDMA_OPTION_ID_REUSEADDR`) with services of the same user alone, as sockets do with `SO_REUSEPORT`.
 //!
 //! The cost of a request does not depend on how many ports other users have. Ports that may conflict lie side by side in an index, in which
 //! the first one of another user is a conflict.
@@ -325,7 +325,7 @@ impl Ports {
     /// shares it with no other identifier.
     ///
     /// # Errors
-    /// `EACCES` without such a port, and as those of [`request`](Self::request).
+    /// `EACCES` without such a port, and the errors of [`request`](Self::request).
     pub(super) fn may_serve(&self, slot: u8, service: u64, address: Option<IpAddr>) -> Result<(), Denied> {
         let Some((_, number)) = port_of(service) else { return Ok(()) };
         let unbound =
@@ -354,8 +354,8 @@ impl Ports {
     }
 
     fn find(&self, slot: u8, name: PortName) -> Result<&BoundPort, Denied> {
-        let found = self.of_slots.get(&slot).and_then(|own| own.get(&name));
-        found.ok_or_else(|| Denied::new(libc::EINVAL, format!("port {} is not bound", name.port)))
+        let binding = self.of_slots.get(&slot).and_then(|own| own.get(&name));
+        binding.ok_or_else(|| Denied::new(libc::EINVAL, format!("port {} is not bound", name.port)))
     }
 
     /// Narrows a binding from all addresses to one of them, which never conflicts.

@@ -52,7 +52,7 @@ impl FromIterator<Service> for Services {
 }
 
 impl Services {
-    /// Adds a service without a look at those of other processes.
+    /// Adds a service without a look at the services of other processes.
     pub fn insert(&mut self, service: Service) {
         let Service { id, address, slot } = service;
         self.all.insert(service);
@@ -86,8 +86,8 @@ impl Services {
     pub(super) fn retain(&mut self, slot: u8, id: u64, keep: impl Fn(Option<IpAddr>) -> bool) {
         let own = self.of_slots.get(&slot).into_iter();
         let those = own.flat_map(|own| own.range((id, None)..).take_while(|(its, _)| *its == id));
-        let gone: Vec<Name> = those.filter(|(_, address)| !keep(*address)).copied().collect();
-        gone.into_iter().for_each(|(id, address)| self.remove(Service { id, address, slot }));
+        let removed: Vec<Name> = those.filter(|(_, address)| !keep(*address)).copied().collect();
+        removed.into_iter().for_each(|(id, address)| self.remove(Service { id, address, slot }));
     }
 
     /// Takes out all services of a slot.
@@ -109,23 +109,23 @@ impl Services {
         ports: &Ports,
     ) -> Result<(), Denied> {
         let own = self.of_slots.remove(&slot).unwrap_or_default();
-        let (mut kept, mut refused) = (BTreeSet::new(), Ok(()));
+        let (mut retained, mut refused) = (BTreeSet::new(), Ok(()));
         for name in services {
             let judged = if own.contains(&name) { Ok(()) } else { self.judge(slot, name, ports) };
             match judged {
-                Ok(()) => drop(kept.insert(name)),
+                Ok(()) => drop(retained.insert(name)),
                 Err(denied) => refused = refused.and(Err(denied)),
             }
         }
-        for (id, address) in own.difference(&kept) {
+        for (id, address) in own.difference(&retained) {
             self.all.remove(&Service { id: *id, address: *address, slot });
         }
-        self.all.extend(kept.difference(&own).map(|(id, address)| Service {
+        self.all.extend(retained.difference(&own).map(|(id, address)| Service {
             id: *id,
             address: *address,
             slot,
         }));
-        self.of_slots.insert(slot, kept);
+        self.of_slots.insert(slot, retained);
         refused
     }
 
@@ -158,8 +158,8 @@ impl Services {
     pub(super) fn server_of(&self, id: u64, address: IpAddr) -> Option<u8> {
         listens_for(address).into_iter().find_map(|address| {
             let first = Service { id, address, slot: 0 };
-            let found = self.all.range(first..).next()?;
-            ((found.id, found.address) == (id, address)).then_some(found.slot)
+            let next = self.all.range(first..).next()?;
+            ((next.id, next.address) == (id, address)).then_some(next.slot)
         })
     }
 }

@@ -73,12 +73,12 @@ fn slot_of_a_lent_unit_is_not_given() {
 #[test]
 fn unit_goes_to_the_user_that_had_it() {
     let mut roster = Roster::of_places(8);
-    let [left, same, other] = [7, 7, 8].map(|uid| admit(&mut roster, uid));
-    roster.leave(left);
+    let [departed, same, other] = [7, 7, 8].map(|uid| admit(&mut roster, uid));
+    roster.leave(departed);
     let mut take = |unit, slot| roster.take_unit(unit, slot, UNBOUNDED).map_err(|denied| denied.errno);
-    assert_eq!(take(left, other), Err(libc::EPERM));
+    assert_eq!(take(departed, other), Err(libc::EPERM));
     assert_eq!(take(5, same), Err(libc::EPERM), "no process had it");
-    assert_eq!((take(left, same), take(left, other)), (Ok(()), Err(libc::EBUSY)));
+    assert_eq!((take(departed, same), take(departed, other)), (Ok(()), Err(libc::EBUSY)));
 }
 
 #[test]
@@ -98,12 +98,12 @@ fn user_has_so_many_places_and_units() {
 #[test]
 fn server_on_an_address_goes_before_all() {
     let mut roster = Roster::new(MOST);
-    let near: IpAddr = "192.0.2.1".parse().unwrap();
+    let local: IpAddr = "192.0.2.1".parse().unwrap();
     roster.services.insert(Service { id: 9, address: None, slot: 1 });
-    roster.services.insert(Service { id: 9, address: Some(near), slot: 2 });
-    assert_eq!(roster.server_of(9, near), Some(2));
+    roster.services.insert(Service { id: 9, address: Some(local), slot: 2 });
+    assert_eq!(roster.server_of(9, local), Some(2));
     assert_eq!(roster.server_of(9, "192.0.2.2".parse().unwrap()), Some(1));
-    assert_eq!(roster.server_of(8, near), None);
+    assert_eq!(roster.server_of(8, local), None);
     roster.services.insert(Service { id: 9, address: Some("::".parse().unwrap()), slot: 3 });
     assert_eq!(roster.server_of(9, "2001:db8::1".parse().unwrap()), Some(3));
     roster.leave(1);
@@ -172,17 +172,17 @@ fn shared_port_is_listened_on_by_no_process() {
 #[test]
 fn last_places_are_kept() {
     let mut roster = Roster::of_places(8);
-    let kept = Room { most: 100, spare: 2, spare_of_more: 0 };
-    let slots: Vec<u8> = (0..3).map(|uid| roster.admit(of(1000 + uid), kept).expect("a place")).collect();
-    let others = (0..3).filter(|uid| roster.admit(of(2000 + uid), kept).is_ok());
+    let room = Room { most: 100, spare: 2, spare_of_more: 0 };
+    let slots: Vec<u8> = (0..3).map(|uid| roster.admit(of(1000 + uid), room).expect("a place")).collect();
+    let others = (0..3).filter(|uid| roster.admit(of(2000 + uid), room).is_ok());
     assert_eq!(others.count(), 3);
-    let refused = roster.admit(of(3000), kept).expect_err("two are left");
+    let refused = roster.admit(of(3000), room).expect_err("two are left");
     assert!(refused.errno == libc::EAGAIN && refused.why.contains("last 2 places"), "{refused}");
     roster.leave(slots[0]);
     roster.leave(slots[1]);
-    let again = roster.admit(of(1000), kept).expect("a place");
-    roster.take_unit(slots[0], again, kept).expect("the last but two");
-    roster.admit(of(1001), kept).expect_err("a unit keeps its place from being given");
+    let again = roster.admit(of(1000), room).expect("a place");
+    roster.take_unit(slots[0], again, room).expect("the last but two");
+    roster.admit(of(1001), room).expect_err("a unit keeps its place from being given");
     assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [7, slots[1]]);
 }
 

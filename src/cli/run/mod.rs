@@ -348,7 +348,7 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
 
 /// Reports what the device refused to a program that failed, unless it was reported before.
 fn tell_refusals(program: &str, code: u8, events: &[LoggedEvent]) {
-    let unsaid: Vec<_> = events.iter().filter(|event| !event.said).collect();
+    let unsaid: Vec<_> = events.iter().filter(|event| !event.printed).collect();
     if code == 0 || INTERRUPTED.contains(&code) || unsaid.is_empty() {
         return;
     }

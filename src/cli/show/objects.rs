@@ -33,8 +33,8 @@ pub(crate) fn look(filter: &ProcessFilter) -> Result<Vec<Snapshot>, Failure> {
     for (pid, version) in look.of_other_versions.iter().filter(|(pid, _)| wanted(*pid)) {
         output::note(format_args!("process {pid} cannot be shown: {version}"));
     }
-    if look.left_out > 0 {
-        let n = look.left_out;
+    if look.omitted > 0 {
+        let n = look.omitted;
         output::note(format_args!(
             "{n} sockets of other users were left out: too many, or no answers of devices"
         ));

@@ -1,11 +1,11 @@
-//! Bounds of the NIC's time and memory that one client uses at once, whatever it posts.
+//! Bounds of the NIC's time and memory that one client uses at the same time, whatever it posts.
 
 use std::fs;
 
 use nix::sys::resource::{Resource, setrlimit};
 
 use super::campaign::{Bench, is_alone};
-use super::{CAPS, Quota, Stranger, alloc_fast, create_cq, create_qp, place, receives_at};
+use super::{CAPS, Quota, RawClient, alloc_fast, create_cq, create_qp, place, receives_at};
 use roxie::remote::message::{ArenaPlace, Memory, Request, Response};
 use roxie_nic::nic::{Answer, Command, QpHandle, ReceiveSource};
 use roxie_nic::shared::work_queue::Payload;
@@ -26,7 +26,7 @@ fn to(state: QpState) -> QpAttr {
 /// A client of a NIC that no thread runs, with a domain and a queue for many completions.
 struct Client {
     bench: Bench,
-    stranger: Stranger,
+    client: RawClient,
     pd: PdId,
     cq: CqIndex,
     completions: CompletionRing,
@@ -37,15 +37,15 @@ struct Client {
 impl Client {
     fn new(completions: u32, words: usize) -> Client {
         let bench = Bench::new(1, Quota::default());
-        let mut stranger = bench.admitted(0, 1000).expect("let in");
-        stranger.arena(CompletionRing::size(completions));
-        stranger.arena(words);
-        let pd = stranger.pd();
-        let Ok(Response::Answer(Answer::Cq(cq))) = stranger.request(create_cq(place(0), completions)) else {
+        let mut client = bench.admitted(0, 1000).expect("let in");
+        client.arena(CompletionRing::size(completions));
+        client.arena(words);
+        let pd = client.pd();
+        let Ok(Response::Answer(Answer::Cq(cq))) = client.request(create_cq(place(0), completions)) else {
             panic!("a queue")
         };
-        let ring = CompletionRing::on(&stranger.arenas[0], completions).expect("room");
-        Client { bench, stranger, pd, cq, completions: ring, next: 0 }
+        let ring = CompletionRing::on(&client.arenas[0], completions).expect("room");
+        Client { bench, client, pd, cq, completions: ring, next: 0 }
     }
 
     /// Returns a place of `words` words.
@@ -60,15 +60,15 @@ impl Client {
         let (sends, receives) = (self.take(size), self.take(256));
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps { max_send_wr, ..CAPS }, sq_sig_all: true };
         let (pd, cq, receives) = (self.pd, self.cq, ReceiveSource::Own(receives_at(receives)));
-        let asked = create_qp(pd, (cq, cq), init, sends, receives);
-        let made = self.stranger.request(asked);
+        let request = create_qp(pd, (cq, cq), init, sends, receives);
+        let made = self.client.request(request);
         let Ok(Response::Answer(Answer::Qp(QpHandle { index, .. }))) = made else { panic!("{made:?}") };
-        let part = self.stranger.arenas[1].part(sends.at as usize, size).expect("inside");
+        let part = self.client.arenas[1].part(sends.at as usize, size).expect("inside");
         (index, SendRing::on(&part, max_send_wr, 1, 0).expect("room"))
     }
 
     fn modify(&self, qp: QpIndex, attr: QpAttr) {
-        self.stranger.call(Command::ModifyQp(qp, Box::new(attr))).expect("a step");
+        self.client.call(Command::ModifyQp(qp, Box::new(attr))).expect("a step");
     }
 
     fn pass(&self) -> usize {
@@ -92,7 +92,7 @@ fn bells_of_one_page_share_a_burst() {
         client.modify(*qp, to(QpState::Err));
         (0..64).for_each(|_| sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room"));
     }
-    qps.iter().for_each(|(qp, _)| client.stranger.bells.ring(*qp));
+    qps.iter().for_each(|(qp, _)| client.client.bells.ring(*qp));
     let passes: Vec<usize> = std::iter::repeat_with(|| client.pass()).take_while(|done| *done > 0).collect();
     assert_eq!((passes.iter().sum::<usize>(), client.completed()), (64 * QPS, 64 * QPS));
     let most = passes.iter().max().copied().unwrap_or_default();
@@ -110,7 +110,7 @@ fn bells_for_others_qps_are_not_heard() {
     sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room");
     other.bells.ring(qp);
     assert_eq!((client.pass(), client.completed()), (0, 0));
-    client.stranger.bells.ring(qp);
+    client.client.bells.ring(qp);
     assert_eq!((client.pass(), client.completed()), (1, 1));
 }
 
@@ -153,7 +153,7 @@ fn draining(client: &mut Client, max_send_wr: u32) -> (QpIndex, SendRing) {
     (qp, sends)
 }
 
-/// Work requests wait in a QP that drains its send queue, and may all start at once.
+/// Work requests wait in a QP that drains its send queue, and may all start at the same time.
 #[test]
 fn local_work_counts_in_the_burst() {
     const COUNT: u32 = 4000;
@@ -162,7 +162,7 @@ fn local_work_counts_in_the_burst() {
     let (pd, own) = (client.pd, Box::new([0u64; 1024]));
     let address = (own.as_ptr() as u64).next_multiple_of(4096);
     let memory = Memory::At { address, length: 4096, on_demand: false };
-    let made = client.stranger.request(alloc_fast(pd, memory, pages, 1));
+    let made = client.client.request(alloc_fast(pd, memory, pages, 1));
     let Ok(Response::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
     let (qp, sends) = draining(&mut client, 4096);
     let register =
@@ -172,7 +172,7 @@ fn local_work_counts_in_the_burst() {
         let register = SendWr::fast_register(0, SendFlags::empty(), &register);
         [register, invalidate].iter().for_each(|wr| sends.post(wr, Payload::Sges(&[])).expect("room"));
     }
-    client.stranger.bells.ring(qp);
+    client.client.bells.ring(qp);
     (0..COUNT).for_each(|_| assert_eq!(client.pass(), 0));
     assert_eq!(client.completed(), 0, "they wait");
     client.modify(qp, to(QpState::Rts));
@@ -193,7 +193,7 @@ fn failing_qp_is_flushed_within_the_budget() {
     let mut client = Client::new(1 << 13, SendRing::size(4096, 1, 0) + 2048);
     let (qp, sends) = draining(&mut client, 4096);
     (0..COUNT).for_each(|_| sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room"));
-    client.stranger.bells.ring(qp);
+    client.client.bells.ring(qp);
     (0..COUNT).for_each(|_| assert_eq!(client.pass(), 0));
     client.modify(qp, to(QpState::Err));
     let mut done = client.completed();
@@ -218,9 +218,9 @@ fn qp_without_setup_is_taken_back() {
     let (sends, receives) = (client.take(1024), ReceiveSource::Own(receives_at(client.take(1024))));
     let (pd, cq) = (client.pd, client.cq);
     for _ in 0..2 {
-        client.stranger.request(create_qp(pd, (cq, cq), init, sends, receives)).expect_err("no routes");
-        let left = client.bench.sides[0].engine().inspect(|worker| worker.nic().objects().qps);
-        assert_eq!(left, 0);
+        client.client.request(create_qp(pd, (cq, cq), init, sends, receives)).expect_err("no routes");
+        let qps = client.bench.sides[0].engine().inspect(|worker| worker.nic().objects().qps);
+        assert_eq!(qps, 0);
     }
     client.bench.sides[0].engine().call(Command::DestroyCq(cq)).expect("no QP uses it");
 }
@@ -243,8 +243,8 @@ fn queue_without_memory_is_refused() {
     let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
     let (pd, cq) = (client.pd, client.cq);
     let refused =
-        (0..100).find_map(|_| client.stranger.request(create_qp(pd, (cq, cq), init, sends, receives)).err());
+        (0..100).find_map(|_| client.client.request(create_qp(pd, (cq, cq), init, sends, receives)).err());
     let refused = refused.expect("there is less memory than that");
     assert!(refused.errno == libc::ENOMEM && refused.why.contains("QP"), "{refused:?}");
-    client.stranger.call(Command::AllocPd).expect("it is served");
+    client.client.call(Command::AllocPd).expect("it is served");
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 
-use super::{Nic, PATIENCE, Quota, hand_over_memory, heard, hello, nic, settled};
+use super::{Nic, PATIENCE, Quota, answer_to, hand_over_memory, hello, nic, settled};
 use crate::ClientChange;
 use roxie::remote::link::Link;
 use roxie::remote::message::{Hello, Welcome};
@@ -31,7 +31,7 @@ fn surplus_descriptors_of_memory_are_closed() {
     let nic = nic(Quota::default());
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let mut socket = nic.connect();
-    heard(&Link::new(socket.try_clone().expect("a descriptor")), &hello(&7)).expect("it hears");
+    answer_to(&Link::new(socket.try_clone().expect("a descriptor")), &hello(&7)).expect("it hears");
     send(socket.as_fd(), &[writer.as_fd(); 8]).expect("it listens");
     drop(writer);
     // The NIC closes the connection, with or without an answer.
@@ -72,7 +72,7 @@ fn descriptor_inside_question_stops_its_client_alone() {
     let nic = nic(Quota::default());
     let (lingering, _peer) = lingering();
     let link = nic.link();
-    heard(&link, &hello(&7)).expect("it hears");
+    answer_to(&link, &hello(&7)).expect("it hears");
     // The thread is held before it reads the question, so that the last descriptor of the socket is the one that it closes.
     let held = lock(&nic.changes);
     hand_over_memory(&link);
@@ -123,8 +123,8 @@ fn unread_events_wait_and_are_kept_once() {
     let (stopped, _, cq, qp) = settled(&nic);
     let client = lock(&nic.daemon.inner.clients)[0].clone();
     let (often, last) = (AsyncEvent::Qp(qp, EventKind::SqDrained), AsyncEvent::Cq(cq, EventKind::CqError));
-    (0..10_000).for_each(|_| client.tell(often));
-    client.tell(last);
+    (0..10_000).for_each(|_| client.notify(often));
+    client.notify(last);
     // Another client's event does not concern this one.
     let other = AsyncEvent::Cq(CqIndex(77), EventKind::CqError);
     assert!(!client.concerns(other));

@@ -8,7 +8,7 @@ use nix::unistd::ftruncate;
 
 use super::isolation::attached;
 use super::users::{OTHER, is_root};
-use super::{Nic, PATIENCE, Quota, Stranger, nic};
+use super::{Nic, PATIENCE, Quota, RawClient, nic};
 use roxie::host::{CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair};
 use roxie::remote::message::{Memory, Request, Response};
 use roxie_base::threads::lock;
@@ -39,7 +39,7 @@ pub(super) struct Pair {
 impl Pair {
     /// A client's QP, and one on the NIC's peer.
     fn new(nic: &Nic) -> Pair {
-        Pair::between([attached(nic), nic.far.clone()])
+        Pair::between([attached(nic), nic.remote.clone()])
     }
 
     pub(super) fn between(devices: [Device; 2]) -> Pair {
@@ -133,7 +133,7 @@ fn truncated_file_of_program_fails_its_qp_alone() {
 
 /// Registers memory of this process in a file, without the library. Returns the errno of a refusal.
 fn register_in(
-    client: &Stranger,
+    client: &RawClient,
     memory: &HostMemory,
     (fd, offset, is_lent): (BorrowedFd<'_>, u64, bool),
 ) -> Option<i32> {

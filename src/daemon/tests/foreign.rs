@@ -27,8 +27,8 @@ impl Consumer for Reports {
 }
 
 fn service(device: &Device) -> (ConnectionService<Reports>, Receiver<Event>) {
-    let (tell, events) = channel();
-    (ConnectionService::start(device, Manager::new(Config::default()), Reports(tell)).expect("QP1"), events)
+    let (sender, events) = channel();
+    (ConnectionService::start(device, Manager::new(Config::default()), Reports(sender)).expect("QP1"), events)
 }
 
 fn queue_pair(device: &Device) -> QueuePair {
@@ -59,7 +59,7 @@ fn named(qpn: Qpn) -> LocalQp {
 }
 
 /// Requests a connection from one device to another, for a QP with this number.
-fn ask(from: &ConnectionService<Reports>, devices: [&Device; 2], qpn: Qpn) {
+fn request_connection(from: &ConnectionService<Reports>, devices: [&Device; 2], qpn: Qpn) {
     let route = Route::new(address(devices[0]), address(devices[1]));
     let request = ConnectRequest::new(SERVICE, route, named(qpn), Mtu::Mtu1024);
     from.with(|manager, _, now| manager.connect(now, &request)).expect("room");
@@ -70,16 +70,16 @@ fn request_for_another_clients_qp_is_not_sent() {
     let nic = nic(Quota::default());
     let [own, other] = [attached(&nic), attached(&nic)];
     let (client, _) = service(&own);
-    let (server, requests) = service(&nic.far);
+    let (server, requests) = service(&nic.remote);
     server.with(|manager, _, _| manager.listen(SERVICE, ListenOn::Any, 8)).expect("a listener");
     let [own_qp, other_qp] = [queue_pair(&own), queue_pair(&other)];
     // The numbers of a QP of another client, and of none.
     for (times, qpn) in (1..).zip([other_qp.qpn(), Qpn::new(0x12_3456)]) {
-        ask(&client, [&own, &nic.far], qpn);
+        request_connection(&client, [&own, &nic.remote], qpn);
         nic.wait("refused", |_| counted(&own) >= times);
         assert!(requests.recv_timeout(Duration::from_millis(50)).is_err());
     }
-    ask(&client, [&own, &nic.far], own_qp.qpn());
+    request_connection(&client, [&own, &nic.remote], own_qp.qpn());
     match requests.recv_timeout(PATIENCE).expect("a request") {
         Event::Request { request, .. } => assert_eq!(request.local_qpn, own_qp.qpn()),
         other => panic!("{other:?}"),
@@ -90,9 +90,9 @@ fn request_for_another_clients_qp_is_not_sent() {
 fn answers_with_own_alone(nic: &Nic, own: &Device, qps: [&QueuePair; 2]) {
     let (server, requests) = service(own);
     listen(own, &server);
-    let (client, replies) = service(&nic.far);
+    let (client, replies) = service(&nic.remote);
     for (qpn, is_own) in [(qps[0].qpn(), false), (qps[1].qpn(), true)] {
-        ask(&client, [&nic.far, own], Qpn::new(0x20 + u32::from(is_own)));
+        request_connection(&client, [&nic.remote, own], Qpn::new(0x20 + u32::from(is_own)));
         let id = requests.recv_timeout(PATIENCE).expect("a request").id();
         let options = AcceptOptions { qp: named(qpn), ..AcceptOptions::default() };
         server.with(|manager, _, now| manager.accept(now, id, &options)).expect("a request that waits");

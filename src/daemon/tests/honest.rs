@@ -138,13 +138,13 @@ impl Couple {
         from.memory.write_at(OUT, &message).expect("its own");
         to.qp.post_recv(self.round, &[to.memory.sge(IN, LENGTH as u32)]).expect("room");
         let there = |at: usize| (to.memory.address() + at as u64, to.memory.rkey());
-        let asked = [
+        let operations = [
             (WrOpcode::Send, there(0), from.memory.sge(OUT, LENGTH as u32)),
             (WrOpcode::Write, there(PLACED), from.memory.sge(OUT, LENGTH as u32)),
             (WrOpcode::Read, there(PLACED), from.memory.sge(IN, LENGTH as u32)),
             (WrOpcode::FetchAdd, there(COUNTER), from.memory.sge(OLD, 8)),
         ];
-        for (wr_id, (opcode, (remote_addr, rkey), sge)) in (self.round..).zip(asked) {
+        for (wr_id, (opcode, (remote_addr, rkey), sge)) in (self.round..).zip(operations) {
             let wr = SendWr { wr_id, opcode, remote_addr, rkey, compare_add: 3, ..SendWr::default() };
             from.qp.post_send(&wr, &[sge]).expect("room");
             meanwhile();
@@ -200,16 +200,16 @@ impl Service {
             let dials = scope.spawn(|| {
                 let server = SocketAddr::from(([192, 0, 2, 1], PORT));
                 let dialled = manager.connect(own_qp(device), server, &options).expect("connected");
-                let said = dialled.private_data().starts_with(&options.private_data);
+                let is_echoed = dialled.private_data().starts_with(&options.private_data);
                 dialled.disconnect().expect("its own");
-                said
+                is_echoed
             });
             let until = Instant::now() + PATIENCE;
             // Other programs may send requests too.
             let request = loop {
-                let asked = self.listener.accept(PATIENCE).expect("it listens");
+                let pending = self.listener.accept(PATIENCE).expect("it listens");
                 assert!(Instant::now() < until, "no request within {PATIENCE:?}");
-                let Some(request) = asked else { continue };
+                let Some(request) = pending else { continue };
                 if request.private_data().starts_with(&options.private_data) {
                     break request;
                 }

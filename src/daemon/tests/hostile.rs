@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
 use super::mine::OwnObjects;
-use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, create_qp, receives_at, resize_cq};
+use super::{CAPS, Nic, RawClient, alloc_fast, create_cq, create_qp, receives_at, resize_cq};
 use roxie::remote::message::{ArenaPlace, Memory, Receives, Request, Response};
 use roxie_base::random::splitmix;
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
@@ -40,10 +40,10 @@ pub(super) struct Known {
 
 /// The hostile program.
 pub(super) struct Hostile {
-    pub(super) stranger: Stranger,
+    pub(super) client: RawClient,
     memory: Box<[u64; OWN]>,
     /// Further memory, which may be missing: addresses and lengths.
-    pub(super) elsewhere: Vec<(u64, u64)>,
+    pub(super) further: Vec<(u64, u64)>,
     known: Known,
     pub(super) mine: OwnObjects,
     state: u64,
@@ -62,19 +62,10 @@ impl Hostile {
         Hostile::of(nic.admitted(), known, seed)
     }
 
-    pub(super) fn of(mut stranger: Stranger, known: Known, seed: u64) -> Hostile {
-        stranger.arena(ARENA);
+    pub(super) fn of(mut client: RawClient, known: Known, seed: u64) -> Hostile {
+        client.arena(ARENA);
         let (memory, mine, tally) = (Box::new([seed; OWN]), OwnObjects::default(), Tally::default());
-        Hostile {
-            stranger,
-            memory,
-            elsewhere: Vec::new(),
-            known,
-            mine,
-            state: seed,
-            tally,
-            is_surprised: false,
-        }
+        Hostile { client, memory, further: Vec::new(), known, mine, state: seed, tally, is_surprised: false }
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -166,11 +157,11 @@ impl Hostile {
     fn address(&mut self) -> u64 {
         let own = std::ptr::from_ref(&*self.memory) as u64;
         let known = self.known.addresses.clone();
-        let elsewhere: Vec<u64> = self.elsewhere.iter().map(|(address, _)| *address).collect();
+        let further: Vec<u64> = self.further.iter().map(|(address, _)| *address).collect();
         let base = match self.below(4) {
             0 | 1 => own,
             2 => self.one(&known).unwrap_or(own),
-            _ => self.one(&elsewhere).unwrap_or(own),
+            _ => self.one(&further).unwrap_or(own),
         };
         base + self.below(8) as u64 * 8
     }
@@ -180,8 +171,8 @@ impl Hostile {
         let (at, words) = (self.below(OWN), self.below(OWN));
         let address = std::ptr::from_ref(&self.memory[at]) as u64;
         let length = (words.min(OWN - at) * 8) as u64;
-        let elsewhere = self.elsewhere.clone();
-        match (self.below(8), self.one(&elsewhere)) {
+        let further = self.further.clone();
+        match (self.below(8), self.one(&further)) {
             (3 | 4, Some((address, length))) => Memory::At { address, length, on_demand: self.flag() },
             (5, _) => {
                 let (offset, is_lent) = (self.below(OWN) as u64 * 8, self.flag());
@@ -272,7 +263,7 @@ impl Hostile {
         }
     }
 
-    fn ask_for_memory(&mut self) -> Request {
+    fn memory_request(&mut self) -> Request {
         let (access, start) = (Access::READ_WRITE, self.below(1 << 20) as u64);
         match self.below(8) {
             0 => Request::Memory(MemoryCommand::RegisterMemory {
@@ -335,7 +326,7 @@ impl Hostile {
         let own = std::ptr::from_ref(&*self.memory) as u64;
         let sge = Sge { addr: self.address(), length: self.below(300) as u32, lkey: LKey(self.key()) };
         if self.below(4) == 0 {
-            let queue = self.stranger.arenas[0].part(at, RecvRing::size(4, 1)).expect("inside");
+            let queue = self.client.arenas[0].part(at, RecvRing::size(4, 1)).expect("inside");
             let _ = RecvRing::on(&queue, 4, 1).map(|ring| ring.post(0, &[sge]));
         }
         let mad = Sge { addr: own, length: MAD_LEN as u32, lkey: sge.lkey };
@@ -356,12 +347,12 @@ impl Hostile {
             },
             ..SendWr::default()
         };
-        let queue = self.stranger.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
+        let queue = self.client.arenas[0].part(at, SendRing::size(4, 1, 0)).expect("inside");
         let list = [if is_mad { mad } else { sge }];
         let posted =
             SendRing::on(&queue, 4, 1, 0).is_ok_and(|ring| ring.post(&wr, Payload::Sges(&list)).is_ok());
         self.tally.note("a work request", posted);
-        self.stranger.bells.ring(qp);
+        self.client.bells.ring(qp);
     }
 
     /// Writes a message of connection management, for a connection of another client.
@@ -380,7 +371,7 @@ impl Hostile {
     }
 
     fn scribble(&mut self) {
-        let words = self.stranger.arenas[0].words();
+        let words = self.client.arenas[0].words();
         for _ in 0..1 + splitmix(&mut self.state) % 64 {
             let at = splitmix(&mut self.state);
             let value = splitmix(&mut self.state);
@@ -388,7 +379,7 @@ impl Hostile {
         }
         for _ in 0..4 {
             let qp = QpIndex(self.below(64) as u32);
-            self.stranger.bells.ring(qp);
+            self.client.bells.ring(qp);
         }
     }
 
@@ -445,7 +436,7 @@ impl Hostile {
     pub(super) fn arbitrary_request(&mut self) -> Request {
         match self.below(11) {
             0 => self.pretend(),
-            1..=4 => self.ask_for_memory(),
+            1..=4 => self.memory_request(),
             _ => Request::Command(self.command()),
         }
     }
@@ -471,8 +462,8 @@ impl Hostile {
             fds.extend(Region::to_lend(OWN).ok().map(|(_, fd)| fd));
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.stranger.link.send(&request, &borrowed).map_err(|error| format!("{request:?}: {error}"))?;
-        let response = match self.stranger.reply() {
+        self.client.link.send(&request, &borrowed).map_err(|error| format!("{request:?}: {error}"))?;
+        let response = match self.client.reply() {
             Ok(Some(reply)) => reply,
             other => return Err(format!("{request:?} was not answered: {other:?}")),
         };

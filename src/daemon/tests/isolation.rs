@@ -76,12 +76,12 @@ fn run(seed: u64) {
     let nic = nic(QUOTA);
     let nobody = objects(&nic);
     {
-        let mut near = Couple::new([attached(&nic), attached(&nic)], 2 * seed);
-        let mut outside = Couple::new([attached(&nic), nic.far.clone()], 2 * seed + 1);
-        let mut service = Service::new(attached(&nic), nic.far.clone());
+        let mut local = Couple::new([attached(&nic), attached(&nic)], 2 * seed);
+        let mut outside = Couple::new([attached(&nic), nic.remote.clone()], 2 * seed + 1);
+        let mut service = Service::new(attached(&nic), nic.remote.clone());
         service.call();
         let mut known = Known { services: vec![SERVICE], slots: vec![service.slot()], ..Known::default() };
-        for end in near.ends.iter().chain(&outside.ends) {
+        for end in local.ends.iter().chain(&outside.ends) {
             let (qpns, key, address) = end.known();
             known.qpns.extend(qpns);
             known.keys.push(key.0);
@@ -91,7 +91,7 @@ fn run(seed: u64) {
             let before = objects(&nic);
             let mut hostile = Hostile::new(&nic, known.clone(), seed << 16 | life);
             for _ in 0..EXCHANGES {
-                near.exchange(|| steps(&mut hostile));
+                local.exchange(|| steps(&mut hostile));
                 keeps_to_its_quota(&nic, &hostile, &before);
                 outside.exchange(|| steps(&mut hostile));
             }
@@ -101,7 +101,7 @@ fn run(seed: u64) {
             assert_eq!(objects(&nic), before, "nothing of it is left");
             assert_eq!(free_places(&nic), 255 - 4, "places that others may have");
         }
-        near.exchange(|| ());
+        local.exchange(|| ());
         outside.exchange(|| ());
     }
     nic.wait("all are gone", |nic| nic.daemon.served().is_empty());

@@ -57,7 +57,7 @@ struct Nic {
     daemon: Daemon,
     interface: String,
     changes: Arc<Mutex<Vec<ClientChange>>>,
-    far: Device,
+    remote: Device,
 }
 
 /// A serving NIC, on a port in memory.
@@ -66,17 +66,17 @@ fn nic(quota: Quota) -> Nic {
     let interface = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
     let drive = Drive::Thread { core: None, spin: Nanos::from_micros(20) };
     let config = DeviceConfig { serves: true, drive, ..DeviceConfig::default() };
-    let (device, far) = Device::memory_pair(&config).expect("two devices");
+    let (device, remote) = Device::memory_pair(&config).expect("two devices");
     let changes = Arc::<Mutex<Vec<ClientChange>>>::default();
     let noted = Arc::clone(&changes);
     let on_change = Box::new(move |change| lock(&noted).push(change));
     let config = Config { users: Users::All, quota, ..Config::default() };
     let daemon = Daemon::start(device, &interface, config, on_change).expect("it serves");
-    Nic { daemon, interface, changes, far }
+    Nic { daemon, interface, changes, remote }
 }
 
 /// A client without the library.
-struct Stranger {
+struct RawClient {
     link: Link,
     slot: u8,
     /// Its slot at a NIC that no thread serves.
@@ -101,12 +101,12 @@ impl Nic {
         greet(self.link(), hello)
     }
 
-    fn admitted(&self) -> Stranger {
+    fn admitted(&self) -> RawClient {
         self.admitted_by(self.connect()).expect("let in")
     }
 
     /// Sends a greeting over a connection.
-    fn admitted_by(&self, socket: UnixStream) -> Result<Stranger, String> {
+    fn admitted_by(&self, socket: UnixStream) -> Result<RawClient, String> {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
         let (answer, link, fds) = greet(Link::new(socket), &hello(&secret));
         let Welcome { qps, slot, .. } = answer?;
@@ -114,7 +114,7 @@ impl Nic {
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let wake = wake.try_clone().expect("a descriptor");
         let bells = Doorbells::map(page.as_fd(), wake, qps).expect("its page");
-        Ok(Stranger { link, slot, unthreaded: None, fds, bells, arenas: Vec::new() })
+        Ok(RawClient { link, slot, unthreaded: None, fds, bells, arenas: Vec::new() })
     }
 
     fn wait(&self, what: &str, is_so: impl Fn(&Nic) -> bool) {
@@ -131,7 +131,7 @@ impl Nic {
 }
 
 fn greet(link: Link, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
-    if let Err(why) = heard(&link, hello) {
+    if let Err(why) = answer_to(&link, hello) {
         return (Err(why), link, Vec::new());
     }
     hand_over_memory(&link);
@@ -146,7 +146,7 @@ fn hand_over_memory(link: &Link) {
 }
 
 /// Returns the answer to a greeting.
-fn heard(link: &Link, hello: &Hello) -> Result<(), String> {
+fn answer_to(link: &Link, hello: &Hello) -> Result<(), String> {
     link.send(hello, &[]).expect("it listens");
     link.receive().expect("an answer").expect("it did not hang up").0
 }
@@ -156,7 +156,7 @@ fn hello(secret: &u64) -> Hello {
     Hello { version: CLIENT_PROTOCOL.version, name: "stranger\n".into(), secret }
 }
 
-impl Stranger {
+impl RawClient {
     fn request_with(
         &self,
         request: &Request,
@@ -219,13 +219,13 @@ fn place(at: usize) -> ArenaPlace {
 }
 
 /// Returns a client with a domain, a queue and a QP.
-fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
-    let mut stranger = nic.admitted();
-    stranger.arena(4096);
-    let pd = stranger.pd();
-    let cq = stranger.cq(0);
-    let qp = stranger.qp(pd, cq, QpType::Rc).expect("room");
-    (stranger, pd, cq, qp)
+fn settled(nic: &Nic) -> (RawClient, PdId, CqIndex, QpIndex) {
+    let mut client = nic.admitted();
+    client.arena(4096);
+    let pd = client.pd();
+    let cq = client.cq(0);
+    let qp = client.qp(pd, cq, QpType::Rc).expect("room");
+    (client, pd, cq, qp)
 }
 
 #[test]
@@ -328,8 +328,8 @@ fn places_outside_the_arenas_are_refused() {
         ArenaPlace { arena: 0, at: u64::MAX - 7 },
     ];
     for ring in wrong {
-        let asked = [create_cq(ring, 8), resize_cq(cq, ring, 8), alloc_fast(pd, Memory::Null, ring, 8)];
-        for request in asked {
+        let requests = [create_cq(ring, 8), resize_cq(cq, ring, 8), alloc_fast(pd, Memory::Null, ring, 8)];
+        for request in requests {
             let what = format!("{request:?}");
             client.request(request).expect_err(&what);
         }
@@ -372,7 +372,7 @@ fn overwritten_queues_and_bells_harm_no_other_client() {
 #[test]
 fn full_event_counter_does_not_block() {
     use nix::sys::eventfd::{EfdFlags, EventFd};
-    // The eventfd blocks, as that of a program's completion channel may.
+    // The eventfd blocks, as the eventfd of a program's completion channel may.
     let full = Arc::new(EventFd::from_flags(EfdFlags::empty()).expect("a descriptor"));
     full.write(u64::MAX - 1).expect("room for that");
     let copy = full.as_fd().try_clone_to_owned().expect("a descriptor");
@@ -567,7 +567,7 @@ fn client_has_one_qp1_and_keeps_its_unit() {
 #[test]
 fn interface_has_one_nic_and_clients_see_end() {
     let nic = nic(Quota::default());
-    let (device, _far) =
+    let (device, _remote) =
         Device::memory_pair(&DeviceConfig { serves: true, ..DeviceConfig::default() }).expect("two");
     let second = Daemon::start(device, &nic.interface, Config::default(), Box::new(|_| {}));
     assert!(matches!(second, Err(DaemonError::Taken { .. })), "{second:?}");

@@ -9,7 +9,7 @@ pub(super) fn create_cq(place: ArenaPlace, capacity: u32) -> Request {
     Request::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })
 }
 
-/// As [`create_cq`], with a descriptor beside the request in which events are counted.
+/// As [`create_cq`], with a descriptor next to the request in which events are counted.
 pub(super) fn create_counted_cq(place: ArenaPlace, capacity: u32) -> Request {
     Request::Memory(MemoryCommand::CreateCq {
         ring: Completions { place, capacity },

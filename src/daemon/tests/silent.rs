@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use super::files::Pair;
 use super::honest::Couple;
 use super::isolation::attached;
-use super::{Nic, PATIENCE, Quota, heard, hello, nic};
+use super::{Nic, PATIENCE, Quota, answer_to, hello, nic};
 use crate::{ClientChange, copies};
 use roxie::host::MemoryRegion;
 use roxie::remote::Attachment;
@@ -39,10 +39,10 @@ impl Nic {
     pub(super) fn end(self) -> ClientChange {
         let Nic { daemon, changes, .. } = self;
         let inner = Arc::downgrade(&daemon.inner);
-        let (tell, ended) = channel();
+        let (sender, ended) = channel();
         let ends = std::thread::spawn(move || {
             drop(daemon);
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
         ended.recv_timeout(PATIENCE).expect("the NIC ends");
         ends.join().expect("no panic");
@@ -64,7 +64,7 @@ fn silent_memory_fails_its_qps_alone() {
         };
         let nic = nic(Quota::default());
         let mut honest = Couple::new([attached(&nic), attached(&nic)], 1);
-        let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.far.clone()]);
+        let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.remote.clone()]);
         let (qp, other) = (&pair.qp, &pair.peer_memory);
         let share = nic.daemon.inner.registry.share_of(USER);
         copies::start(&silent.memory, share).expect("a thread");
@@ -105,13 +105,13 @@ fn silent_user_is_refused_until_memory_answers() {
     drop((client, memory));
 }
 
-/// A client hands over a file that does not answer, as its memory or beside a request. Others come and are served, and the NIC ends.
+/// A client hands over a file that does not answer, as its memory or with a request. Others come and are served, and the NIC ends.
 #[test]
 fn silent_file_stops_its_client_alone() {
     let hand_over: [fn(&Nic, BorrowedFd<'_>) -> Link; 4] = [
         |nic, file| {
             let link = Link::new(as_user(USER, || nic.connect()).expect("root"));
-            heard(&link, &hello(&7)).expect("it hears");
+            answer_to(&link, &hello(&7)).expect("it hears");
             send(link.as_fd(), &[file, file]).expect("it listens");
             link
         },

@@ -67,7 +67,7 @@ fn xrc_domain_in_use_is_not_left() {
     let (user, pd, cq, _) = settled(&nic);
     let file = memfd_create("domain", MFdFlags::empty()).expect("a file");
     let create = OpenXrcd { create: true, ..OpenXrcd::default() };
-    let open = |client: &super::Stranger| match client
+    let open = |client: &super::RawClient| match client
         .request_with(&Request::Command(Command::OpenXrcd(create)), &[file.as_fd()])
     {
         Ok(Response::Answer(Answer::Xrcd(xrcd))) => xrcd,

@@ -1,4 +1,4 @@
-//! A client's objects, memory and descriptors against those of other clients.
+//! A client's objects, memory and descriptors against the ones of other clients.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -78,7 +78,7 @@ fn channel_of_many_queues_is_one_descriptor() {
     assert_eq!(descriptors_of(&channel), 1, "the client's");
 }
 
-/// A QP in error flushes posted requests at once.
+/// A QP in error flushes posted requests immediately.
 #[test]
 fn endless_send_queue_delays_no_other_client() {
     const CAPACITY: u32 = 4096;

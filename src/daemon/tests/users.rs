@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::geteuid;
 
 use super::isolation::attached;
-use super::{Nic, Quota, Stranger, nic, settled};
+use super::{Nic, Quota, RawClient, nic, settled};
 use roxie::host::{ConnectionManager, DialError};
 use roxie::remote::message::{Refusal, Request, Response};
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
@@ -29,7 +29,7 @@ impl Nic {
         as_user(uid, || self.connect()).expect("root")
     }
 
-    pub(super) fn admitted_as(&self, uid: u32) -> Result<Stranger, String> {
+    pub(super) fn admitted_as(&self, uid: u32) -> Result<RawClient, String> {
         self.admitted_by(self.connected_as(uid))
     }
 }
@@ -72,7 +72,7 @@ fn one_user_leaves_places_to_others() {
 const NAMED: [u32; 3] = [1, 2, 3];
 
 /// Admits programs of a user until one is refused. Returns them, and the reason.
-fn all_of(nic: &Nic, uid: u32) -> (Vec<Stranger>, String) {
+fn all_of(nic: &Nic, uid: u32) -> (Vec<RawClient>, String) {
     let mut clients = Vec::new();
     loop {
         match nic.admitted_as(uid) {
@@ -115,7 +115,7 @@ fn port(number: u16, address: [u8; 4], reuse: bool) -> PortRequest {
     PortRequest::Bind(BoundPort { name, address, reuse, one_family, slot: 0, uid: 0 })
 }
 
-fn refused(client: &Stranger, request: Request) -> i32 {
+fn refused(client: &RawClient, request: Request) -> i32 {
     client.request(request).expect_err("refused").errno
 }
 
@@ -213,7 +213,7 @@ fn xrc_domain_is_not_opened_by_its_number() {
     assert_ne!(one, other);
 }
 
-fn open_of(client: &Stranger, fd: &impl AsFd, open: OpenXrcd) -> Result<XrcdId, Refusal> {
+fn open_of(client: &RawClient, fd: &impl AsFd, open: OpenXrcd) -> Result<XrcdId, Refusal> {
     match client.request_with(&Request::Command(Command::OpenXrcd(open)), &[fd.as_fd()])? {
         Response::Answer(Answer::Xrcd(xrcd)) => Ok(xrcd),
         other => panic!("{other:?}"),
@@ -248,21 +248,21 @@ fn xrc_domain_keeps_its_file() {
     let xrcd = open_of(&client, &writer, create).expect("room");
     let inode = fstat(&writer).expect("its own").st_ino;
     drop((reader, writer));
-    let kept = || {
+    let descriptors = || {
         let all = std::fs::read_dir("/proc/self/fd").expect("its descriptors").flatten();
         let inodes = all.filter_map(|entry| Some(std::fs::metadata(entry.path()).ok()?.ino()));
         inodes.filter(|other| *other == inode).count()
     };
-    assert_eq!(kept(), 1, "the NIC's");
+    assert_eq!(descriptors(), 1, "the NIC's");
     client.call(Command::CloseXrcd(xrcd)).expect("its own");
-    assert_eq!(kept(), 0);
+    assert_eq!(descriptors(), 0);
 }
 
 #[test]
 fn client_leaves_xrc_domains_to_others() {
     let nic = nic(Quota::default());
     let (greedy, other) = (nic.admitted(), nic.admitted());
-    let open = |client: &Stranger| client.call(Command::OpenXrcd(OpenXrcd::default()));
+    let open = |client: &RawClient| client.call(Command::OpenXrcd(OpenXrcd::default()));
     let opened = (0..1024).take_while(|_| open(&greedy).is_ok()).count();
     assert_eq!(opened, 512);
     open(&other).expect("a place");
@@ -280,7 +280,7 @@ fn user_leaves_multicast_groups_to_others() {
     let (other_pd, other_cq) = (other.pd(), other.cq(0));
     let group = |number: u16| Gid::from(std::net::IpAddr::from([239, 1, (number >> 8) as u8, number as u8]));
     let qps: Vec<_> = (0..56).map(|_| greedy.qp(pd, cq, QpType::Ud).expect("room")).collect();
-    let join = |client: &Stranger, qp, number| client.call(Command::AttachMulticast(qp, group(number)));
+    let join = |client: &RawClient, qp, number| client.call(Command::AttachMulticast(qp, group(number)));
     let in_one = qps.iter().take_while(|qp| join(&greedy, **qp, 0).is_ok()).count();
     assert_eq!(in_one, 42, "QPs in one group");
     let groups = (1..1024).take_while(|number| join(&greedy, qps[0], *number).is_ok()).count();

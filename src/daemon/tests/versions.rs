@@ -66,13 +66,13 @@ fn altered_version_names_the_end_to_update() {
         // All behind the version has another form: a length beyond the message.
         (&socket).write_all(&[6, 0, 0, 0, version, 0xff, 0xff, 0xff, 0xff, 0x0f]).expect("it listens");
         let answer = message(&socket);
-        let said = String::from_utf8_lossy(&answer[2..]);
-        assert_eq!(answer[0], 1, "`Err`: {said}");
+        let text = String::from_utf8_lossy(&answer[2..]);
+        assert_eq!(answer[0], 1, "`Err`: {text}");
         assert!(
-            said.starts_with(&format!("the library speaks version {version} of the client protocol")),
-            "{said}"
+            text.starts_with(&format!("the library speaks version {version} of the client protocol")),
+            "{text}"
         );
-        assert!(said.ends_with(older), "{said}");
+        assert!(text.ends_with(older), "{text}");
     }
     assert!(nic.daemon.served().is_empty());
 }

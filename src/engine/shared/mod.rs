@@ -37,7 +37,7 @@ pub(super) struct Shared {
     pub(super) pollers: Pollers,
     pub(super) load: Load,
     /// When a caller's pass deferred an acknowledgement. Changes only under the worker's lock.
-    owed_at: AtomicU64,
+    deferred_ack_since: AtomicU64,
     /// When a caller last announced that it will wait.
     waits_at: AtomicU64,
     /// A caller has armed a completion queue. Its next poll that finds nothing hands polling over to the engine thread.
@@ -87,7 +87,7 @@ impl Drop for WorkerGuard<'_> {
     fn drop(&mut self) {
         self.worker = None;
         if !thread::panicking() {
-            self.shared.look_again();
+            self.shared.recheck_doorbells();
         }
     }
 }
@@ -103,7 +103,7 @@ impl Shared {
             spinning: SpinThenSleep::default(),
             pollers: Pollers::new()?,
             load: Load::new(),
-            owed_at: AtomicU64::new(NOTHING),
+            deferred_ack_since: AtomicU64::new(NOTHING),
             waits_at: AtomicU64::new(NOTHING),
             handoff_due: AtomicBool::new(false),
             idle_at: AtomicU64::new(NOTHING),
@@ -119,7 +119,7 @@ impl Shared {
             has_owner,
             turns: CombiningLock::new(worker),
         };
-        shared.watch_port(shared.lock_to_look().port())?;
+        shared.watch_port(shared.lock_to_inspect().port())?;
         Ok(shared)
     }
 
@@ -169,7 +169,7 @@ impl Shared {
 
     /// Locks the worker for reading, dead or alive. When the turn ends, the caller may run the event sink: it must hold no lock that the sink
     /// takes.
-    pub(super) fn lock_to_look(&self) -> WorkerGuard<'_> {
+    pub(super) fn lock_to_inspect(&self) -> WorkerGuard<'_> {
         self.turn(self.between(|| self.lock_any()))
     }
 
@@ -213,22 +213,22 @@ impl Shared {
     }
 
     /// After unlocking: sends for callers that rang a doorbell while the worker was locked.
-    fn look_again(&self) {
+    fn recheck_doorbells(&self) {
         if self.has_owner {
             return;
         }
         let send = |worker: &mut Worker| {
-            let left = self.send_out(worker, self.clock.now());
-            self.wake_if_needed(worker, left.more);
+            let sent = self.send_out(worker, self.clock.now());
+            self.wake_if_needed(worker, sent.more);
         };
-        if self.turns.look_again(|| self.doorbells.any(), send) && self.handoff.needs_by(0) {
+        if self.turns.recheck(|| self.doorbells.any(), send) && self.handoff.needs_by(0) {
             self.wake_engine_thread();
         }
     }
 
     /// Runs the sending half of a pass. No acknowledgement is deferred afterwards.
     pub(super) fn send_out(&self, worker: &mut Worker, now: Nanos) -> Progress {
-        self.owed_at.store(NOTHING, Relaxed);
+        self.deferred_ack_since.store(NOTHING, Relaxed);
         let waits = is_within(self.waits_at.load(Relaxed), now.0, WaitPolicy::WAITING_PROGRAM_NS);
         worker.order_acknowledgements(waits);
         let progress = worker.send_out(now);
@@ -237,23 +237,23 @@ impl Shared {
     }
 
     /// Returns since when an acknowledgement is deferred.
-    pub(super) fn owed_at(&self) -> Option<Nanos> {
-        let at = self.owed_at.load(Relaxed);
+    pub(super) fn deferred_ack_since(&self) -> Option<Nanos> {
+        let at = self.deferred_ack_since.load(Relaxed);
         (at != NOTHING).then_some(Nanos(at))
     }
 
     /// Ends a caller's pass without its sending half. The acknowledgement counts as deferred only if there is something to send: a
     /// received acknowledgement must not start the time limit of the next reply.
-    pub(super) fn owe(&self, worker: &Worker, now: Nanos) {
+    pub(super) fn defer_acks(&self, worker: &Worker, now: Nanos) {
         if worker.nic().has_ready() {
-            self.owed_at.store(now.0, Relaxed);
+            self.deferred_ack_since.store(now.0, Relaxed);
         }
     }
 
     /// Sends deferred acknowledgements before the engine is taken down. A caller that destroys its QP after the last completion
     /// would otherwise withhold the acknowledgement of that very message from its peer.
-    pub(super) fn send_what_is_owed(&self, worker: &mut Worker, now: Nanos) {
-        if self.owed_at().is_some() {
+    pub(super) fn send_deferred_acks(&self, worker: &mut Worker, now: Nanos) {
+        if self.deferred_ack_since().is_some() {
             self.send_out(worker, now);
         }
     }
@@ -272,10 +272,10 @@ impl Shared {
     }
 
     /// Runs `meanwhile` while this caller stands in for the engine thread on the link, unless another caller already does.
-    pub(super) fn while_standing_in<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
-        let stands_in = self.handoff.begin_stand_in(now.0);
+    pub(super) fn while_substituting<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
+        let substitutes = self.handoff.begin_substituting(now.0);
         let result = meanwhile();
-        if stands_in && self.handoff.end_stand_in() {
+        if substitutes && self.handoff.end_substituting() {
             self.wake_engine_thread();
         }
         result
@@ -303,7 +303,7 @@ impl Shared {
     }
 
     /// Like [`passed`](Self::passed), without counting the time since the last pass as a gap.
-    pub(super) fn goes_on_passing(&self, now: Nanos) {
+    pub(super) fn keeps_polling(&self, now: Nanos) {
         self.handoff.pass_ended(now.0);
         self.extend_backoff(now);
     }
@@ -332,23 +332,23 @@ impl Shared {
 
     /// Records that a caller will wait for an event.
     pub(super) fn will_wait(&self, now: u64) {
-        self.found_something();
+        self.note_busy_pass();
         self.waits_at.store(now, Relaxed);
     }
 
     /// Records that a caller that spun would otherwise have waited.
-    pub(super) fn goes_on_waiting(&self, now: Nanos) {
+    pub(super) fn keeps_waiting(&self, now: Nanos) {
         self.waits_at.store(now.0, Relaxed);
     }
 
     /// True if a caller announced within [`WaitPolicy::RECENT_NS`] that it will wait.
-    pub(super) fn said_to_wait_lately(&self, now: Nanos) -> bool {
+    pub(super) fn announced_wait_recently(&self, now: Nanos) -> bool {
         is_within(self.waits_at.load(Relaxed), now.0, WaitPolicy::RECENT_NS)
     }
 
     /// True if such a caller blocked on the link itself. The caller checks the link once more before it sleeps.
-    pub(super) fn waits_lately(&self, now: Nanos) -> bool {
-        self.said_to_wait_lately(now) && self.handoff.had_stand_in_lately(now.0)
+    pub(super) fn blocked_recently(&self, now: Nanos) -> bool {
+        self.announced_wait_recently(now) && self.handoff.had_substitute_recently(now.0)
     }
 
     /// Records what a caller's pass received.
@@ -357,15 +357,15 @@ impl Shared {
         let idle = came.is_idle();
         self.idle_at.store(if idle { now.0 } else { NOTHING }, Relaxed);
         if !idle {
-            self.found_something();
+            self.note_busy_pass();
         }
     }
 
     /// True if the last caller's pass, at most [`WaitPolicy::JUST_NOW_NS`] ago, found nothing, and nothing is to be sent. A caller
     /// about to sleep on the link's descriptors need not poll again: the descriptors report new frames.
-    pub(super) fn found_nothing_lately(&self, now: Nanos) -> bool {
+    pub(super) fn was_empty_recently(&self, now: Nanos) -> bool {
         is_within(self.idle_at.load(Relaxed), now.0, WaitPolicy::JUST_NOW_NS)
-            && self.owed_at().is_none()
+            && self.deferred_ack_since().is_none()
             && !self.doorbells.any()
     }
 }

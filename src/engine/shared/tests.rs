@@ -86,10 +86,10 @@ fn dead_engine_is_looked_at_and_not_changed() {
 #[test]
 fn bell_rung_during_a_look_is_heard() {
     let shared = Shared::new(worker(), false, Clock::new()).unwrap();
-    let look = shared.lock_to_look();
+    let guard = shared.lock_to_inspect();
     shared.doorbells.ring_silently(QpIndex(0));
     assert!(shared.try_turn().is_none());
-    drop(look);
+    drop(guard);
     assert!(!shared.doorbells.any());
 }
 
@@ -99,7 +99,7 @@ fn crowded_caller_sleeps_until_the_worker_is_free() {
     let shared = Shared::new(worker(), false, Clock::new()).unwrap();
     let now = shared.clock.now();
     let returned = AtomicBool::new(false);
-    let held = shared.lock_to_look();
+    let held = shared.lock_to_inspect();
     shared.give_way(now);
     shared.load.assume_high(now.0);
     thread::scope(|scope| {
@@ -120,9 +120,9 @@ fn crowded_caller_sleeps_until_the_worker_is_free() {
 #[test]
 fn caller_blocked_at_time_zero_is_remembered() {
     let handoff = Handoff::new();
-    assert!(!handoff.had_stand_in_lately(0));
-    assert!(handoff.begin_stand_in(0));
-    assert!(handoff.had_stand_in_lately(5) && !handoff.had_stand_in_lately(WaitPolicy::RECENT_NS));
-    handoff.forget_stand_in();
-    assert!(!handoff.had_stand_in_lately(5));
+    assert!(!handoff.had_substitute_recently(0));
+    assert!(handoff.begin_substituting(0));
+    assert!(handoff.had_substitute_recently(5) && !handoff.had_substitute_recently(WaitPolicy::RECENT_NS));
+    handoff.distrust_substitutes();
+    assert!(!handoff.had_substitute_recently(5));
 }

@@ -6,8 +6,8 @@ use roxie_base::time::Nanos;
 use roxie_wire::cm::{CommId, Kind};
 use roxie_wire::{Gid, ServiceId};
 
-use super::connection::{Connection, RemoteKey, State};
-use super::listeners::{Place, YOUNG};
+use super::connection::{Connection, ConnectionState, RemoteKey};
+use super::listeners::{BacklogPlace, YOUNG};
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{CmError, Event, ListenOn, Listener, Route, WhyUnreachable};
@@ -45,7 +45,7 @@ impl DroppedRequests {
         self.recent.get(key).or_else(|| self.older.get(key)).copied().unwrap_or_default()
     }
 
-    /// Returns the urgency of a request: that of the first three repetitions is the highest, then that of a new request, then that of
+    /// Returns the urgency of a request: the first three repetitions have the highest, then a new request, then
     /// further repetitions. The fewer repetitions, the more urgent.
     fn urgency(&self, key: &RemoteKey) -> u8 {
         match self.copies(key) {
@@ -74,7 +74,7 @@ impl Manager {
     /// those that lose their place.
     ///
     /// # Errors
-    /// As those of [`listen`](Manager::listen).
+    /// The errors of [`listen`](Manager::listen).
     pub fn listen_until_confirmed(
         &mut self,
         service: ServiceId,
@@ -111,7 +111,7 @@ impl Manager {
         key: &RemoteKey,
         service: ServiceId,
         route: &Route,
-    ) -> Option<Option<Place>> {
+    ) -> Option<Option<BacklogPlace>> {
         let urgency = self.dropped.urgency(key);
         let admitted = self.find_place(now, urgency, service, route);
         if admitted.is_none() {
@@ -126,7 +126,7 @@ impl Manager {
         urgency: u8,
         service: ServiceId,
         route: &Route,
-    ) -> Option<Option<Place>> {
+    ) -> Option<Option<BacklogPlace>> {
         if self.events.len() >= self.config.limits.events {
             self.counters.events_full += 1;
             return None;
@@ -140,7 +140,7 @@ impl Manager {
             return None;
         }
         let Some(place) = self.listeners.find(service, route.local) else { return Some(None) };
-        let place = Place { urgency, ..place };
+        let place = BacklogPlace { urgency, ..place };
         match self.listeners.make_place(place, now, route.remote) {
             Ok(None) => {}
             Ok(Some(id)) => {
@@ -167,7 +167,7 @@ impl Manager {
             self.emit(Event::Withdrawn { id });
             return self.remove(id, Cause::Withdrawn);
         }
-        let why = WhyUnreachable::Silent { asked: connection.asked() };
+        let why = WhyUnreachable::Silent { sent: connection.transmissions() };
         self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
         self.remove(id, Cause::Evicted);
     }
@@ -185,7 +185,7 @@ impl Manager {
             return;
         }
         let granted = match connection.state {
-            State::MraReqSent => self.span(self.config.service_timeout),
+            ConnectionState::MraReqSent => self.span(self.config.service_timeout),
             _ => Nanos::ZERO,
         };
         let deadline = now + connection.patience + granted;
@@ -212,13 +212,13 @@ impl Manager {
     }
 
     /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The
-    /// peer of a half-open one has sent no message since our answer, although a live peer replies at once. The evicted
+    /// peer of a half-open one has sent no message since our answer, although a live peer replies immediately. The evicted
     /// peer is not notified. Returns false if there is no candidate.
     fn evict_oldest(&mut self) -> bool {
         while let Some(id) = self.answered.pop_front() {
             let Some(connection) = self.table.get(id).filter(|c| c.is_evictable()) else { continue };
             if !connection.orphan {
-                let why = WhyUnreachable::Silent { asked: connection.asked() };
+                let why = WhyUnreachable::Silent { sent: connection.transmissions() };
                 self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
             }
             self.remove(id, Cause::Evicted);

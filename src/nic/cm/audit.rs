@@ -1,12 +1,12 @@
 //! Consistency check of a manager's redundant state, for tests that call it after each step.
 //!
 //! The look-up tables and the quotas of peers must follow from the connections. A forgotten entry in a table does
-//! little harm, but a forgotten unit of an address's quota locks the address out for ever.
+//! little harm, but a forgotten unit of an address's quota locks the address out forever.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, ConnectionState};
 use super::manager::Manager;
 use roxie_wire::cm::CommId;
 
@@ -28,10 +28,10 @@ impl Manager {
                 *pending.entry(place.listener).or_insert(0) += 1;
             }
             by_remote.extend(connection.remote_key.map(|key| (key, *id)));
-            let key = connection.connected_key().filter(|_| connection.state != State::TimeWait);
+            let key = connection.connected_key().filter(|_| connection.state != ConnectionState::TimeWait);
             by_peer_qp.extend(key.map(|key| (key, *id)));
         }
-        let asking = all.iter().filter(|(_, connection)| connection.state.is_asking()).count();
+        let unanswered = all.iter().filter(|(_, connection)| connection.state.awaits_answer()).count();
         let mut examined = BTreeMap::new();
         let is_open = |c: &&Connection| c.suspicion.as_ref().is_some_and(|suspicion| suspicion.is_open());
         for connection in all.iter().map(|(_, connection)| *connection).filter(is_open) {
@@ -45,7 +45,9 @@ impl Manager {
             .or_else(|| differ("connections by the peer's names", &self.by_remote, &by_remote))
             .or_else(|| differ("connections by the peer's QPs", &self.by_peer_qp, &by_peer_qp))
             .or_else(|| differ("requests in backlogs", &self.listeners.pending(&pending), &pending))
-            .or_else(|| differ("connections that wait for a first answer", &self.asking, &(asking as u32)))
+            .or_else(|| {
+                differ("connections that wait for a first answer", &self.unanswered, &(unanswered as u32))
+            })
             .or_else(|| differ("examined connections by address", open_by_address, &examined))
             .or_else(|| differ("connections that are examined", &open, &examined_in_all))
             .or_else(|| differ("answered requests that are in a backlog", &waits, &0))

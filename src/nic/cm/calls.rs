@@ -7,7 +7,7 @@ use roxie_wire::cm::{
     SidrReq, SidrStatus, Stage, TooLong, Transport,
 };
 
-use super::connection::{Connection, State, ack_timeout};
+use super::connection::{Connection, ConnectionState, ack_timeout};
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{
@@ -57,7 +57,7 @@ impl Manager {
         let flight = self.span(request.packet_lifetime);
         let answer_timeout = flight + flight + self.span(request.response_timeout);
         let linger = self.span(timeout);
-        let mut connection = Connection::new(State::ReqSent, request.route, parameters);
+        let mut connection = Connection::new(ConnectionState::ReqSent, request.route, parameters);
         connection.local_qpn = request.qp.qpn;
         connection.packet_lifetime = request.packet_lifetime;
         connection.answer_timeout = answer_timeout;
@@ -82,7 +82,7 @@ impl Manager {
     /// # Errors
     /// If the connection has no pending request, or a value does not fit its field.
     pub fn accept(&mut self, now: Nanos, id: CommId, options: &AcceptOptions) -> Result<(), CmError> {
-        let states = [State::ReqRcvd, State::MraReqSent];
+        let states = [ConnectionState::ReqRcvd, ConnectionState::MraReqSent];
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
         let connection = self.expect("accept", id, &states)?;
         options.private_data.check(Kind::Rep)?;
@@ -125,7 +125,7 @@ impl Manager {
             private_data,
             ..Rep::default()
         };
-        self.set_state(id, Cause::Accept, State::RepSent);
+        self.set_state(id, Cause::Accept, ConnectionState::RepSent);
         self.note_answered(id);
         self.send_and_keep(id, &CmMessage::Rep(rep));
         self.await_answer(now, id);
@@ -137,10 +137,11 @@ impl Manager {
     /// # Errors
     /// If the connection has no pending REP, or there is too much private data.
     pub fn ready(&mut self, id: CommId, private_data: PrivateData) -> Result<(), CmError> {
-        let connection = self.expect("ready", id, &[State::RepRcvd, State::MraRepSent])?;
+        let connection =
+            self.expect("ready", id, &[ConnectionState::RepRcvd, ConnectionState::MraRepSent])?;
         private_data.check(Kind::Rtu)?;
         let rtu = Rtu { local_comm_id: id, remote_comm_id: connection.remote_id, private_data };
-        self.set_state(id, Cause::Ready, State::Established);
+        self.set_state(id, Cause::Ready, ConnectionState::Established);
         self.cancel_timer(id);
         self.send_and_keep(id, &CmMessage::Rtu(rtu));
         Ok(())
@@ -152,8 +153,8 @@ impl Manager {
     /// # Errors
     /// If the connection neither waits for an RTU nor is established.
     pub fn established(&mut self, id: CommId) -> Result<(), CmError> {
-        let states = [State::RepSent, State::MraRepRcvd, State::Established];
-        if self.expect("established", id, &states)?.state != State::Established {
+        let states = [ConnectionState::RepSent, ConnectionState::MraRepRcvd, ConnectionState::Established];
+        if self.expect("established", id, &states)?.state != ConnectionState::Established {
             self.establish(id, Cause::Data, PrivateData::EMPTY);
         }
         Ok(())
@@ -169,7 +170,12 @@ impl Manager {
         service_timeout: u8,
         private_data: PrivateData,
     ) -> Result<(), CmError> {
-        let states = [State::ReqRcvd, State::MraReqSent, State::RepRcvd, State::MraRepSent];
+        let states = [
+            ConnectionState::ReqRcvd,
+            ConnectionState::MraReqSent,
+            ConnectionState::RepRcvd,
+            ConnectionState::MraRepSent,
+        ];
         self.expect("delay", id, &states)?;
         private_data.check(Kind::Mra)?;
         check_values(&[("service_timeout", service_timeout, 31)])?;
@@ -191,12 +197,12 @@ impl Manager {
         private_data: PrivateData,
     ) -> Result<(), CmError> {
         let states = [
-            State::ReqRcvd,
-            State::MraReqSent,
-            State::RepSent,
-            State::MraRepRcvd,
-            State::RepRcvd,
-            State::MraRepSent,
+            ConnectionState::ReqRcvd,
+            ConnectionState::MraReqSent,
+            ConnectionState::RepSent,
+            ConnectionState::MraRepRcvd,
+            ConnectionState::RepRcvd,
+            ConnectionState::MraRepSent,
         ];
         let stage = self.expect("reject", id, &states)?.stage();
         private_data.check(Kind::Rej)?;
@@ -212,8 +218,9 @@ impl Manager {
     /// # Errors
     /// If the connection is not established or ends already, or there is too much private data.
     pub fn disconnect(&mut self, now: Nanos, id: CommId, private_data: PrivateData) -> Result<(), CmError> {
-        let connection = self.expect("disconnect", id, &[State::Established, State::DreqRcvd])?;
-        if connection.state == State::Established {
+        let connection =
+            self.expect("disconnect", id, &[ConnectionState::Established, ConnectionState::DreqRcvd])?;
+        if connection.state == ConnectionState::Established {
             private_data.check(Kind::Dreq)?;
             self.send_dreq(now, id, Cause::Disconnect, private_data);
         } else {
@@ -232,28 +239,28 @@ impl Manager {
         let (state, stage) = (connection.state, connection.stage());
         match state {
             // Withdraw our request, as after a timeout.
-            State::ReqSent | State::RepWait => {
+            ConnectionState::ReqSent | ConnectionState::RepWait => {
                 self.send_rej_timeout(id, Stage::Req);
                 self.abandon(now, id, Cause::Destroy);
             }
-            State::ReqRcvd
-            | State::MraReqSent
-            | State::RepSent
-            | State::MraRepRcvd
-            | State::RepRcvd
-            | State::MraRepSent => {
+            ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::RepSent
+            | ConnectionState::MraRepRcvd
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent => {
                 self.send_rej(id, stage, RejReason::CONSUMER, Ari::NONE, PrivateData::EMPTY);
                 self.abandon(now, id, Cause::Destroy);
             }
-            State::Established => self.send_dreq(now, id, Cause::Destroy, PrivateData::EMPTY),
-            State::DreqRcvd => {
+            ConnectionState::Established => self.send_dreq(now, id, Cause::Destroy, PrivateData::EMPTY),
+            ConnectionState::DreqRcvd => {
                 let how = HowDisconnected::AsAsked;
                 self.agree_to_end(now, id, Cause::Destroy, PrivateData::EMPTY, how);
             }
             // Ending already.
-            State::DreqSent | State::TimeWait => {}
-            State::SidrReqSent => self.remove(id, Cause::Destroy),
-            State::SidrReqRcvd => {
+            ConnectionState::DreqSent | ConnectionState::TimeWait => {}
+            ConnectionState::SidrReqSent => self.remove(id, Cause::Destroy),
+            ConnectionState::SidrReqRcvd => {
                 let refusal = ResolveAnswer { status: SidrStatus::REJECTED, ..ResolveAnswer::default() };
                 self.send_sidr_rep(now, id, Cause::Destroy, &refusal);
             }
@@ -272,7 +279,7 @@ impl Manager {
             ("max_cm_retries", request.max_cm_retries, 15),
         ])?;
         check_flow_label(&request.route)?;
-        let mut connection = Connection::resolution(State::SidrReqSent, request.route);
+        let mut connection = Connection::resolution(ConnectionState::SidrReqSent, request.route);
         connection.answer_timeout = self.span(request.response_timeout);
         connection.max_retries = request.max_cm_retries;
         connection.repeat_until = now + self.config.insistence;
@@ -299,7 +306,7 @@ impl Manager {
         id: CommId,
         answer: &ResolveAnswer,
     ) -> Result<(), CmError> {
-        self.expect("answer_resolution", id, &[State::SidrReqRcvd])?;
+        self.expect("answer_resolution", id, &[ConnectionState::SidrReqRcvd])?;
         answer.private_data.check(Kind::SidrRep)?;
         self.send_sidr_rep(now, id, Cause::Answer, answer);
         Ok(())
@@ -310,7 +317,7 @@ impl Manager {
         &mut self,
         call: &'static str,
         id: CommId,
-        states: &[State],
+        states: &[ConnectionState],
     ) -> Result<&mut Connection, CmError> {
         let connection = self
             .table
@@ -344,8 +351,10 @@ impl Manager {
         let Some(connection) = self.table.get_mut(id) else { return };
         let may_send = connection.may_send();
         let (stage, next) = match connection.state {
-            State::RepRcvd | State::MraRepSent => (Stage::Rep, State::MraRepSent),
-            _ => (Stage::Req, State::MraReqSent),
+            ConnectionState::RepRcvd | ConnectionState::MraRepSent => {
+                (Stage::Rep, ConnectionState::MraRepSent)
+            }
+            _ => (Stage::Req, ConnectionState::MraReqSent),
         };
         let mra = Mra {
             local_comm_id: id,
@@ -366,7 +375,7 @@ impl Manager {
         let Some(connection) = self.table.get(id) else { return };
         let remote_qpn = connection.parameters.dest_qpn.unwrap_or_default();
         let dreq = Dreq { local_comm_id: id, remote_comm_id: connection.remote_id, remote_qpn, private_data };
-        self.set_state(id, cause, State::DreqSent);
+        self.set_state(id, cause, ConnectionState::DreqSent);
         self.send_and_keep(id, &CmMessage::Dreq(dreq));
         self.await_answer(now, id);
     }

@@ -1,4 +1,4 @@
-//! State of one connection or resolution.
+//! ConnectionState of one connection or resolution.
 
 use roxie_base::time::Nanos;
 use roxie_wire::cm::{CommId, Kind, Stage};
@@ -6,12 +6,12 @@ use roxie_wire::mad::MAD_LEN;
 use roxie_wire::{Gid, Qpn, ServiceId};
 
 use super::examination::Suspicion;
-use super::listeners::Place;
+use super::listeners::BacklogPlace;
 use super::{Parameters, Route};
 
-/// State of a connection, named as in the diagrams of IBTA 12.9.7.
+/// ConnectionState of a connection, named as in the diagrams of IBTA 12.9.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum ConnectionState {
     /// Active: our REQ is sent.
     ReqSent,
     /// Active: the peer has announced by MRA that its REP takes longer.
@@ -42,20 +42,26 @@ pub enum State {
     SidrReqRcvd,
 }
 
-impl State {
+impl ConnectionState {
     /// True while a host that may not exist has not answered yet.
-    pub(super) fn is_asking(self) -> bool {
-        matches!(self, State::ReqSent | State::SidrReqSent)
+    pub(super) fn awaits_answer(self) -> bool {
+        matches!(self, ConnectionState::ReqSent | ConnectionState::SidrReqSent)
     }
 
     /// True from a peer's request until the peer confirms our answer.
     pub(super) fn is_half_open(self) -> bool {
-        matches!(self, State::ReqRcvd | State::MraReqSent | State::RepSent | State::MraRepRcvd)
+        matches!(
+            self,
+            ConnectionState::ReqRcvd
+                | ConnectionState::MraReqSent
+                | ConnectionState::RepSent
+                | ConnectionState::MraRepRcvd
+        )
     }
 
     /// True until the consumer answers the peer's request.
     pub(super) fn is_pending(self) -> bool {
-        matches!(self, State::ReqRcvd | State::MraReqSent | State::SidrReqRcvd)
+        matches!(self, ConnectionState::ReqRcvd | ConnectionState::MraReqSent | ConnectionState::SidrReqRcvd)
     }
 }
 
@@ -79,10 +85,10 @@ pub(super) struct RemoteKey {
     pub(super) resolution: bool,
 }
 
-/// State of a connection.
+/// ConnectionState of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     /// True if the consumer gets no further events.
     pub(super) orphan: bool,
     /// Path of the messages.
@@ -102,7 +108,7 @@ pub(super) struct Connection {
     /// Active side: maximum lifetime of a packet, as a timeout code.
     pub(super) packet_lifetime: u8,
     /// The place of this request in a backlog.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<BacklogPlace>,
     /// Time within which the peer of a request in a backlog must repeat it.
     pub(super) patience: Nanos,
     /// The message to retransmit after a timeout, or when the peer evidently lacks it.
@@ -112,7 +118,7 @@ pub(super) struct Connection {
     /// Maximum number of retransmissions of a message.
     pub(super) max_retries: u8,
     /// Remaining retransmissions of the current message.
-    pub(super) retries_left: u8,
+    pub(super) retries_remaining: u8,
     /// End of the first wait for an answer to the current message.
     pub(super) answer_due: Nanos,
     /// Delay before the next repetition within that wait. Zero: no repetition.
@@ -126,7 +132,7 @@ pub(super) struct Connection {
     /// Time until which the request is repeated to a peer without a listener.
     pub(super) repeat_until: Nanos,
     /// True once a message from the peer has arrived.
-    pub(super) heard: bool,
+    pub(super) is_answered: bool,
     /// Number of times that the request was repeated because the peer had an old connection of the QP.
     pub(super) stale_refusals: u8,
     /// The examination of the established connection, if there is one.
@@ -147,8 +153,8 @@ impl Connection {
     /// True if the connection may be evicted: its peer has not confirmed our answer, or it lingers without an owner.
     pub(super) fn is_evictable(&self) -> bool {
         match self.state {
-            State::RepSent => !self.heard,
-            State::TimeWait => self.orphan,
+            ConnectionState::RepSent => !self.is_answered,
+            ConnectionState::TimeWait => self.orphan,
             _ => false,
         }
     }
@@ -160,8 +166,8 @@ impl Connection {
     }
 
     /// Returns the number of times that the current message was sent.
-    pub(super) fn asked(&self) -> u8 {
-        let again = self.max_retries.saturating_sub(self.retries_left);
+    pub(super) fn transmissions(&self) -> u8 {
+        let again = self.max_retries.saturating_sub(self.retries_remaining);
         again.saturating_add(self.repeats).saturating_add(1)
     }
 
@@ -171,7 +177,7 @@ impl Connection {
     }
 
     /// Returns a connection without identifiers of the peer and without messages.
-    pub(super) fn new(state: State, route: Route, parameters: Parameters) -> Connection {
+    pub(super) fn new(state: ConnectionState, route: Route, parameters: Parameters) -> Connection {
         Connection {
             state,
             orphan: false,
@@ -189,14 +195,14 @@ impl Connection {
             outgoing: None,
             answer_timeout: Nanos::ZERO,
             max_retries: 0,
-            retries_left: 0,
+            retries_remaining: 0,
             answer_due: Nanos::ZERO,
             pause: Nanos::ZERO,
             repeats: 0,
             arrived: Nanos::ZERO,
             linger: Nanos::ZERO,
             repeat_until: Nanos::ZERO,
-            heard: false,
+            is_answered: false,
             stale_refusals: 0,
             suspicion: None,
             budget: None,
@@ -204,8 +210,9 @@ impl Connection {
     }
 
     /// Returns a resolution, which has no parameters.
-    pub(super) fn resolution(state: State, route: Route) -> Connection {
-        let parameters = Parameters { active: state == State::SidrReqSent, ..Parameters::unknown(route) };
+    pub(super) fn resolution(state: ConnectionState, route: Route) -> Connection {
+        let parameters =
+            Parameters { active: state == ConnectionState::SidrReqSent, ..Parameters::unknown(route) };
         let linger = span(RESOLUTION_LINGERS, RESOLUTION_LINGERS);
         Connection { linger, ..Connection::new(state, route, parameters) }
     }
@@ -213,8 +220,8 @@ impl Connection {
     /// Returns the message of the peer that a REJ would refuse now.
     pub(super) fn stage(&self) -> Stage {
         match self.state {
-            State::ReqRcvd | State::MraReqSent => Stage::Req,
-            State::RepRcvd | State::MraRepSent => Stage::Rep,
+            ConnectionState::ReqRcvd | ConnectionState::MraReqSent => Stage::Req,
+            ConnectionState::RepRcvd | ConnectionState::MraRepSent => Stage::Rep,
             _ => Stage::Other,
         }
     }

@@ -22,7 +22,7 @@ pub(super) type EarlyRequests = VecDeque<Early>;
 
 impl Early {
     /// Returns the service that is requested.
-    pub(super) fn asked(&self) -> Option<ServiceId> {
+    pub(super) fn requested_service(&self) -> Option<ServiceId> {
         match &self.request {
             CmMessage::Req(req) => Some(req.service_id),
             CmMessage::SidrReq(question) => Some(question.service_id),

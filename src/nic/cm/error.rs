@@ -3,7 +3,7 @@
 use roxie_wire::ServiceId;
 use roxie_wire::cm::{CommId, TooLong};
 
-use super::{ListenOn, State};
+use super::{ConnectionState, ListenOn};
 
 /// Reason why a call was refused. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum CmError {
         /// The connection that was given.
         id: CommId,
         /// State of the connection.
-        state: State,
+        state: ConnectionState,
     },
     /// The private data is too long for the message.
     #[error(transparent)]

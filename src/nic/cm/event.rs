@@ -27,7 +27,7 @@ pub enum WhyUnreachable {
     /// The peer did not answer.
     Silent {
         /// Number of messages sent to it.
-        asked: u8,
+        sent: u8,
     },
     /// ICMP: the peer's host or a router reports that RoCE is not reachable there.
     NothingThere,

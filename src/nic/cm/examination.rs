@@ -21,7 +21,7 @@ use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, Mra, PrivateData, RejReason, 
 use roxie_wire::{Gid, Qpn};
 
 use super::Route;
-use super::connection::{State, span};
+use super::connection::{ConnectionState, span};
 use super::manager::Manager;
 use super::transitions::Cause;
 
@@ -38,7 +38,7 @@ const TIMEOUT_CODE: u8 = 18;
 pub(super) struct Suspicion {
     since: Nanos,
     /// Number of questions to the NIC since the first.
-    asked: usize,
+    queries: usize,
     is_alive: bool,
     /// The request to refuse if the peer is silent. `None`: it was a REP, which is refused already.
     request: Option<SuspectRequest>,
@@ -60,7 +60,7 @@ pub struct Examination {
     /// Its local QP.
     pub qpn: Qpn,
     /// If no packet has arrived, the QP must ask the peer for one.
-    pub asks: bool,
+    pub probes_peer: bool,
     /// 0 for the first question: its answer is about the time before the request.
     step: usize,
     /// When the request arrived: an answer is of no use to a later examination of the connection.
@@ -150,11 +150,11 @@ impl Manager {
     /// is dropped if the connection is examined already, or too many are.
     pub(super) fn examine(&mut self, now: Nanos, id: CommId, request: Option<(u64, Req, Route)>) {
         let Some(connection) = self.table.get(id) else { return };
-        if connection.state != State::Established {
+        if connection.state != ConnectionState::Established {
             if let Some((tid, req, route)) = request {
                 self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
             }
-            return self.ask_again(id);
+            return self.send_again_to_suspect(id);
         }
         let address = connection.route.remote;
         let place =
@@ -169,15 +169,15 @@ impl Manager {
         if let Some((tid, req, route)) = &request
             && span(req.remote_cm_response_timeout, TIMEOUT_CODE) < STEPS[STEPS.len() - 1]
         {
-            self.ask_to_wait(*tid, req, *route);
+            self.send_mra_of_request(*tid, req, *route);
         }
         let Some(connection) = self.table.get_mut(id) else { return };
         let request = request.map(|(tid, req, route)| SuspectRequest { tid, req: Box::new(req), route });
-        let suspicion = Suspicion { since: now, asked: 0, is_alive: false, request };
+        let suspicion = Suspicion { since: now, queries: 0, is_alive: false, request };
         connection.suspicion = Some(Box::new(suspicion));
         let qpn = connection.local_qpn;
         self.open_examinations.add(id, address);
-        self.examinations.push_back(Examination { id, qpn, asks: false, step: 0, since: now });
+        self.examinations.push_back(Examination { id, qpn, probes_peer: false, step: 0, since: now });
         self.set_timer(id, now + STEPS[0]);
     }
 
@@ -191,7 +191,7 @@ impl Manager {
     }
 
     /// Sends an MRA for a request that is not answered within the time that it allows. The request has no ID here.
-    fn ask_to_wait(&mut self, tid: u64, req: &Req, route: Route) {
+    fn send_mra_of_request(&mut self, tid: u64, req: &Req, route: Route) {
         let mra = Mra {
             local_comm_id: CommId(0),
             remote_comm_id: req.local_comm_id,
@@ -204,15 +204,15 @@ impl Manager {
 
     /// Repeats the message that a connection waits for an answer to. A peer that does not know the connection ends it by its answer, and its next
     /// request is then accepted.
-    fn ask_again(&mut self, id: CommId) {
+    fn send_again_to_suspect(&mut self, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         match connection.state {
-            State::RepSent | State::MraRepRcvd => {
+            ConnectionState::RepSent | ConnectionState::MraRepRcvd => {
                 // To an address that has confirmed nothing, this message and the REJ that ends the wait.
                 connection.budget = connection.budget.map(|left| left.max(2));
                 self.send_again(id, Kind::Rep);
             }
-            State::DreqSent => self.send_again(id, Kind::Dreq),
+            ConnectionState::DreqSent => self.send_again(id, Kind::Dreq),
             _ => {}
         }
     }
@@ -226,18 +226,18 @@ impl Manager {
             connection.suspicion = None;
             return;
         }
-        suspicion.asked = (suspicion.asked + 1).min(STEPS.len());
-        let step = suspicion.asked;
-        let asks = step < STEPS.len();
+        suspicion.queries = (suspicion.queries + 1).min(STEPS.len());
+        let step = suspicion.queries;
+        let queries_peer = step < STEPS.len();
         let (qpn, since) = (connection.local_qpn, suspicion.since);
-        self.examinations.push_back(Examination { id, qpn, asks, step, since });
+        self.examinations.push_back(Examination { id, qpn, probes_peer: queries_peer, step, since });
         // A manager that is late gives the peer as much time for each answer.
         if let Some(next) = STEPS.get(step) {
             self.set_timer(id, now + (*next - STEPS[step - 1]));
         }
     }
 
-    /// Ends a connection with a silent peer. Its QP may be connected again at once.
+    /// Ends a connection with a silent peer. Its QP may be connected again immediately.
     fn end_stale(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let Some(suspicion) = connection.suspicion.take() else { return };

@@ -8,7 +8,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, RejReason, SidrRep, SidrStatus};
 
 use super::Route;
-use super::connection::State;
+use super::connection::ConnectionState;
 use super::early::Early;
 use super::manager::Manager;
 use super::transitions::Cause;
@@ -46,7 +46,10 @@ impl Manager {
     /// Handles waiting requests that have a listener now, and refuses expired ones.
     pub(super) fn end_waits(&mut self, now: Nanos) {
         for early in std::mem::take(&mut self.early) {
-            if early.asked().is_some_and(|service| self.listeners.serves(service, early.route.local)) {
+            if early
+                .requested_service()
+                .is_some_and(|service| self.listeners.serves(service, early.route.local))
+            {
                 self.handle(now, early.tid, early.request, early.route);
             } else if early.until <= now {
                 self.refuse(early.tid, &early.request, early.route);
@@ -80,7 +83,7 @@ impl Manager {
         connection.pause = AFTER_STALE;
         connection.answer_due = now + AFTER_STALE + connection.answer_timeout;
         // The time that an MRA granted is over. Another MRA may answer the next copy of the request.
-        self.set_state(id, Cause::Got(Kind::Rej), State::ReqSent);
+        self.set_state(id, Cause::Got(Kind::Rej), ConnectionState::ReqSent);
         self.wait_on(now, id);
         true
     }

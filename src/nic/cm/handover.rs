@@ -7,7 +7,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::cm::{CommId, Kind};
 use roxie_wire::{Encapsulation, Gid, Qpn, RoceVersion};
 
-use super::connection::{Connection, State};
+use super::connection::{Connection, ConnectionState};
 use super::manager::Manager;
 use super::{CmError, Parameters, Route};
 
@@ -23,7 +23,7 @@ const LINGER: Nanos = Nanos::from_millis(50);
 pub struct Handover {
     pub(super) id: CommId,
     pub(super) remote_id: CommId,
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     pub(super) route: Route,
     pub(super) local_qpn: Qpn,
     pub(super) remote_qpn: Qpn,
@@ -37,16 +37,16 @@ pub trait HandoverStore: Debug + Send {
 }
 
 /// States to hand over. Their index is part of the encoding.
-const STATES: [State; 9] = [
-    State::ReqSent,
-    State::RepWait,
-    State::ReqRcvd,
-    State::MraReqSent,
-    State::RepSent,
-    State::RepRcvd,
-    State::MraRepSent,
-    State::Established,
-    State::DreqRcvd,
+const STATES: [ConnectionState; 9] = [
+    ConnectionState::ReqSent,
+    ConnectionState::RepWait,
+    ConnectionState::ReqRcvd,
+    ConnectionState::MraReqSent,
+    ConnectionState::RepSent,
+    ConnectionState::RepRcvd,
+    ConnectionState::MraRepSent,
+    ConnectionState::Established,
+    ConnectionState::DreqRcvd,
 ];
 
 impl Handover {
@@ -111,10 +111,14 @@ impl Connection {
     fn handover(&self, id: CommId) -> Option<Handover> {
         let state = match self.state {
             // The peer may not have received the DREQ.
-            State::DreqSent => State::Established,
-            State::TimeWait if self.outgoing.as_ref()?.kind == Kind::Drep => State::DreqRcvd,
-            State::TimeWait | State::SidrReqSent | State::SidrReqRcvd => return None,
-            State::MraRepRcvd => State::RepSent,
+            ConnectionState::DreqSent => ConnectionState::Established,
+            ConnectionState::TimeWait if self.outgoing.as_ref()?.kind == Kind::Drep => {
+                ConnectionState::DreqRcvd
+            }
+            ConnectionState::TimeWait | ConnectionState::SidrReqSent | ConnectionState::SidrReqRcvd => {
+                return None;
+            }
+            ConnectionState::MraRepRcvd => ConnectionState::RepSent,
             state => state,
         };
         Some(Handover {
@@ -160,7 +164,7 @@ impl Manager {
         if !self.table.insert_as(id, connection) {
             return Err(CmError::Unknown { call: "take_over", id });
         }
-        self.asking += u32::from(state.is_asking());
+        self.unanswered += u32::from(state.awaits_answer());
         self.begin_transaction(id);
         self.destroy(now, id);
         Ok(())

@@ -8,8 +8,8 @@ use roxie_wire::cm::{
     Req, Rtu, SidrRep, SidrReq, SidrStatus, Stage, Transport,
 };
 
-use super::connection::{Connection, RemoteKey, State, ack_timeout};
-use super::listeners::Place;
+use super::connection::{Connection, ConnectionState, RemoteKey, ack_timeout};
+use super::listeners::BacklogPlace;
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{Arrival, Event, HowDisconnected, Parameters, Route};
@@ -48,7 +48,7 @@ impl Manager {
 
     /// Finds the connection with our ID `local`. The message must come from its peer. `remote` is the peer's ID in the
     /// message; a connection that does not know the peer's ID yet accepts any.
-    fn addressed(&mut self, local: CommId, remote: CommId, route: &Route) -> Option<State> {
+    fn addressed(&mut self, local: CommId, remote: CommId, route: &Route) -> Option<ConnectionState> {
         let Some(connection) = self.table.get_mut(local) else {
             self.counters.unknown_id += 1;
             return None;
@@ -61,7 +61,7 @@ impl Manager {
             self.counters.unknown_id += 1;
             return None;
         }
-        (connection.heard, connection.budget) = (true, None);
+        (connection.is_answered, connection.budget) = (true, None);
         Some(connection.state)
     }
 
@@ -93,7 +93,15 @@ impl Manager {
         self.take_req(now, tid, req, route, place, key);
     }
 
-    fn take_req(&mut self, now: Nanos, tid: u64, mut req: Req, arrival: Route, place: Place, key: RemoteKey) {
+    fn take_req(
+        &mut self,
+        now: Nanos,
+        tid: u64,
+        mut req: Req,
+        arrival: Route,
+        place: BacklogPlace,
+        key: RemoteKey,
+    ) {
         let offers_selective_repeat = req.private_data.take_selective_repeat();
         let (max_dest_rd_atomic, max_rd_atomic) = Parameters::depths(&req);
         let path = &req.primary_path;
@@ -123,7 +131,7 @@ impl Manager {
                 && self.config.selective_repeat
                 && req.transport == Transport::Rc,
         };
-        let mut connection = Connection::new(State::ReqRcvd, route, parameters);
+        let mut connection = Connection::new(ConnectionState::ReqRcvd, route, parameters);
         connection.arrived = now;
         connection.budget = self.message_budget(route.remote);
         connection.tid = tid;
@@ -162,25 +170,25 @@ impl Manager {
         connection.budget = connection.budget.and(budget);
         match connection.state {
             // The consumer has not answered yet.
-            State::ReqRcvd | State::MraReqSent if !connection.is_early_repeat(now) => {
+            ConnectionState::ReqRcvd | ConnectionState::MraReqSent if !connection.is_early_repeat(now) => {
                 let cause = Cause::Got(Kind::Req);
                 self.send_mra(id, cause, self.config.service_timeout, PrivateData::EMPTY);
                 self.await_copy(now, id);
             }
-            State::ReqRcvd | State::MraReqSent => self.await_copy(now, id),
-            State::RepSent | State::MraRepRcvd => self.send_again(id, Kind::Rep),
+            ConnectionState::ReqRcvd | ConnectionState::MraReqSent => self.await_copy(now, id),
+            ConnectionState::RepSent | ConnectionState::MraRepRcvd => self.send_again(id, Kind::Rep),
             // Repeat the REJ, if it refused this REQ.
-            State::TimeWait => self.send_again(id, Kind::Rej),
+            ConnectionState::TimeWait => self.send_again(id, Kind::Rej),
             // The peer has our REP, or the REQ is an old copy for an active connection.
-            State::Established
-            | State::DreqSent
-            | State::DreqRcvd
-            | State::ReqSent
-            | State::RepWait
-            | State::RepRcvd
-            | State::MraRepSent
-            | State::SidrReqSent
-            | State::SidrReqRcvd => {}
+            ConnectionState::Established
+            | ConnectionState::DreqSent
+            | ConnectionState::DreqRcvd
+            | ConnectionState::ReqSent
+            | ConnectionState::RepWait
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent
+            | ConnectionState::SidrReqSent
+            | ConnectionState::SidrReqRcvd => {}
         }
     }
 
@@ -198,9 +206,9 @@ impl Manager {
         }
         let Some(state) = self.addressed(id, rep.local_comm_id, &route) else { return };
         match state {
-            State::ReqSent | State::RepWait => self.take_rep(now, id, tid, rep, route),
+            ConnectionState::ReqSent | ConnectionState::RepWait => self.take_rep(now, id, tid, rep, route),
             // The consumer has not answered yet.
-            State::RepRcvd | State::MraRepSent => {
+            ConnectionState::RepRcvd | ConnectionState::MraRepSent => {
                 self.counters.count_duplicate(Kind::Rep);
                 if !self.table.get(id).is_some_and(|connection| connection.is_early_repeat(now)) {
                     let cause = Cause::Got(Kind::Rep);
@@ -208,24 +216,24 @@ impl Manager {
                 }
             }
             // Our RTU was lost.
-            State::Established => {
+            ConnectionState::Established => {
                 self.counters.count_duplicate(Kind::Rep);
                 self.send_again(id, Kind::Rtu);
             }
             // Repeat the REJ, if there was one.
-            State::TimeWait => {
+            ConnectionState::TimeWait => {
                 self.counters.count_duplicate(Kind::Rep);
                 self.send_again(id, Kind::Rej);
             }
             // The DREQ supersedes the RTU.
-            State::DreqSent | State::DreqRcvd => self.counters.count_duplicate(Kind::Rep),
+            ConnectionState::DreqSent | ConnectionState::DreqRcvd => self.counters.count_duplicate(Kind::Rep),
             // We sent no REQ for this connection.
-            State::ReqRcvd
-            | State::MraReqSent
-            | State::RepSent
-            | State::MraRepRcvd
-            | State::SidrReqSent
-            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+            ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::RepSent
+            | ConnectionState::MraRepRcvd
+            | ConnectionState::SidrReqSent
+            | ConnectionState::SidrReqRcvd => self.counters.out_of_state += 1,
         }
     }
 
@@ -284,7 +292,7 @@ impl Manager {
         self.by_remote.insert(key, id);
         self.by_peer_qp.insert(peer_qp, id);
         self.cancel_timer(id);
-        self.set_state(id, Cause::Got(Kind::Rep), State::RepRcvd);
+        self.set_state(id, Cause::Got(Kind::Rep), ConnectionState::RepRcvd);
         if !orphan {
             self.emit(Event::Reply { id, reply: Box::new(rep) });
         }
@@ -294,28 +302,31 @@ impl Manager {
         let id = rtu.remote_comm_id;
         let Some(state) = self.addressed(id, rtu.local_comm_id, &route) else { return };
         match state {
-            State::RepSent | State::MraRepRcvd => {
+            ConnectionState::RepSent | ConnectionState::MraRepRcvd => {
                 self.establish(id, Cause::Got(Kind::Rtu), rtu.private_data);
             }
             // Established already, by data or by an earlier RTU.
-            State::Established | State::DreqSent | State::DreqRcvd | State::TimeWait => {
+            ConnectionState::Established
+            | ConnectionState::DreqSent
+            | ConnectionState::DreqRcvd
+            | ConnectionState::TimeWait => {
                 self.counters.count_duplicate(Kind::Rtu);
             }
             // We sent no REP for this connection.
-            State::ReqSent
-            | State::RepWait
-            | State::ReqRcvd
-            | State::MraReqSent
-            | State::RepRcvd
-            | State::MraRepSent
-            | State::SidrReqSent
-            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+            ConnectionState::ReqSent
+            | ConnectionState::RepWait
+            | ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent
+            | ConnectionState::SidrReqSent
+            | ConnectionState::SidrReqRcvd => self.counters.out_of_state += 1,
         }
     }
 
     pub(super) fn establish(&mut self, id: CommId, cause: Cause, private_data: PrivateData) {
         self.cancel_timer(id);
-        self.set_state(id, cause, State::Established);
+        self.set_state(id, cause, ConnectionState::Established);
         if let Some(connection) = self.table.get_mut(id) {
             (connection.outgoing, connection.budget) = (None, None);
         }
@@ -326,12 +337,15 @@ impl Manager {
         let id = mra.remote_comm_id;
         let Some(state) = self.addressed(id, mra.local_comm_id, &route) else { return };
         let next = match (state, mra.message) {
-            (State::ReqSent, Stage::Req) => State::RepWait,
-            (State::RepSent, Stage::Rep) => State::MraRepRcvd,
+            (ConnectionState::ReqSent, Stage::Req) => ConnectionState::RepWait,
+            (ConnectionState::RepSent, Stage::Rep) => ConnectionState::MraRepRcvd,
             // Granted already, or the answer has arrived.
-            (State::RepWait | State::RepRcvd | State::MraRepSent, Stage::Req)
-            | (State::MraRepRcvd, Stage::Rep)
-            | (State::Established, _) => {
+            (
+                ConnectionState::RepWait | ConnectionState::RepRcvd | ConnectionState::MraRepSent,
+                Stage::Req,
+            )
+            | (ConnectionState::MraRepRcvd, Stage::Rep)
+            | (ConnectionState::Established, _) => {
                 self.counters.count_duplicate(Kind::Mra);
                 return;
             }
@@ -355,15 +369,20 @@ impl Manager {
         let was_stale = self.table.get(id).is_some_and(|connection| connection.stale_refusals > 0);
         let of_earlier_copy = no_listener || of_req && was_stale && rej.reason == RejReason::STALE;
         match state {
-            State::ReqSent if no_listener && self.repeat_request(now, id) => {}
-            State::ReqSent | State::RepWait
+            ConnectionState::ReqSent if no_listener && self.repeat_request(now, id) => {}
+            ConnectionState::ReqSent | ConnectionState::RepWait
                 if rej.reason == RejReason::STALE && self.repeat_stale(now, id) => {}
             // The answer to an earlier copy of our REQ.
-            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if of_earlier_copy => {
+            ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent
+            | ConnectionState::Established
+            | ConnectionState::DreqSent
+                if of_earlier_copy =>
+            {
                 self.counters.count_duplicate(Kind::Rej);
             }
             // The peer keeps no state for this connection.
-            State::ReqSent | State::RepWait => {
+            ConnectionState::ReqSent | ConnectionState::RepWait => {
                 let orphan = self.table.get(id).is_some_and(|connection| connection.orphan);
                 self.remove(id, Cause::Got(Kind::Rej));
                 if !orphan {
@@ -371,12 +390,12 @@ impl Manager {
                 }
             }
             // The peer gave up waiting for the consumer, or refuses our offer.
-            State::ReqRcvd
-            | State::MraReqSent
-            | State::RepSent
-            | State::MraRepRcvd
-            | State::RepRcvd
-            | State::MraRepSent => {
+            ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::RepSent
+            | ConnectionState::MraRepRcvd
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent => {
                 if let Some(connection) = self.table.get_mut(id) {
                     // Nothing is left to retransmit.
                     connection.outgoing = None;
@@ -385,18 +404,18 @@ impl Manager {
                 self.emit(Event::Rejected { id, reject: Box::new(rej) });
             }
             // The peer has no such connection (any more).
-            State::Established | State::DreqSent => {
+            ConnectionState::Established | ConnectionState::DreqSent => {
                 self.disconnected(now, id, Cause::Got(Kind::Rej), HowDisconnected::Refused);
             }
             // Ending already.
-            State::DreqRcvd | State::TimeWait => self.counters.count_duplicate(Kind::Rej),
-            State::SidrReqSent | State::SidrReqRcvd => self.counters.out_of_state += 1,
+            ConnectionState::DreqRcvd | ConnectionState::TimeWait => self.counters.count_duplicate(Kind::Rej),
+            ConnectionState::SidrReqSent | ConnectionState::SidrReqRcvd => self.counters.out_of_state += 1,
         }
     }
 
     /// Finds the connection that a REJ refers to. A REJ for a timeout may lack our ID, but has the peer's adapter and
     /// ID. Any other has both IDs, unless the peer refuses a request for which it made no ID.
-    fn rejected(&mut self, rej: &Rej, route: &Route) -> Option<(CommId, State)> {
+    fn rejected(&mut self, rej: &Rej, route: &Route) -> Option<(CommId, ConnectionState)> {
         if rej.reason == RejReason::TIMEOUT
             && let Some(ca_guid) = rej.ari.guid()
         {
@@ -430,25 +449,29 @@ impl Manager {
         }
         match state {
             // The peer regards the connection as established, even if an RTU is still in flight.
-            State::Established | State::RepSent | State::MraRepRcvd | State::RepRcvd | State::MraRepSent => {
+            ConnectionState::Established
+            | ConnectionState::RepSent
+            | ConnectionState::MraRepRcvd
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent => {
                 connection.tid = tid;
                 let orphan = connection.orphan;
                 self.cancel_timer(id);
-                self.set_state(id, Cause::Got(Kind::Dreq), State::DreqRcvd);
+                self.set_state(id, Cause::Got(Kind::Dreq), ConnectionState::DreqRcvd);
                 if !orphan {
                     self.emit(Event::DisconnectRequested { id, private_data: dreq.private_data });
                 }
             }
             // Disconnected by both ends at the same time.
-            State::DreqSent => {
+            ConnectionState::DreqSent => {
                 connection.tid = tid;
                 let cause = Cause::Got(Kind::Dreq);
                 self.agree_to_end(now, id, cause, PrivateData::EMPTY, HowDisconnected::Agreed);
             }
             // The consumer has not answered yet.
-            State::DreqRcvd => self.counters.count_duplicate(Kind::Dreq),
+            ConnectionState::DreqRcvd => self.counters.count_duplicate(Kind::Dreq),
             // Our DREP was lost, or the peer disconnects at the same time. The answer is a DREP in either case.
-            State::TimeWait => {
+            ConnectionState::TimeWait => {
                 self.counters.count_duplicate(Kind::Dreq);
                 let drep = Drep {
                     local_comm_id: id,
@@ -458,12 +481,12 @@ impl Manager {
                 self.send(route, tid, &CmMessage::Drep(drep));
             }
             // No connection to end yet.
-            State::ReqSent
-            | State::RepWait
-            | State::ReqRcvd
-            | State::MraReqSent
-            | State::SidrReqSent
-            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+            ConnectionState::ReqSent
+            | ConnectionState::RepWait
+            | ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::SidrReqSent
+            | ConnectionState::SidrReqRcvd => self.counters.out_of_state += 1,
         }
     }
 
@@ -471,23 +494,23 @@ impl Manager {
         let id = drep.remote_comm_id;
         let Some(state) = self.addressed(id, drep.local_comm_id, &route) else { return };
         match state {
-            State::DreqSent => {
+            ConnectionState::DreqSent => {
                 self.disconnected(now, id, Cause::Got(Kind::Drep), HowDisconnected::Agreed);
             }
-            State::TimeWait => self.counters.count_duplicate(Kind::Drep),
+            ConnectionState::TimeWait => self.counters.count_duplicate(Kind::Drep),
             // We sent no DREQ.
-            State::ReqSent
-            | State::RepWait
-            | State::ReqRcvd
-            | State::MraReqSent
-            | State::RepSent
-            | State::MraRepRcvd
-            | State::RepRcvd
-            | State::MraRepSent
-            | State::Established
-            | State::DreqRcvd
-            | State::SidrReqSent
-            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+            ConnectionState::ReqSent
+            | ConnectionState::RepWait
+            | ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::RepSent
+            | ConnectionState::MraRepRcvd
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent
+            | ConnectionState::Established
+            | ConnectionState::DreqRcvd
+            | ConnectionState::SidrReqSent
+            | ConnectionState::SidrReqRcvd => self.counters.out_of_state += 1,
         }
     }
 
@@ -515,7 +538,7 @@ impl Manager {
         let Some(place) = place else {
             return self.hold_early(now, tid, CmMessage::SidrReq(question), route);
         };
-        let mut connection = Connection::resolution(State::SidrReqRcvd, route);
+        let mut connection = Connection::resolution(ConnectionState::SidrReqRcvd, route);
         connection.tid = tid;
         connection.remote_id = question.request_id;
         connection.remote_key = Some(key);
@@ -533,7 +556,7 @@ impl Manager {
     fn on_sidr_rep(&mut self, now: Nanos, reply: SidrRep, route: Route) {
         let id = reply.request_id;
         let Some(state) = self.addressed(id, CommId(0), &route) else { return };
-        if state != State::SidrReqSent {
+        if state != ConnectionState::SidrReqSent {
             self.counters.out_of_state += 1;
             return;
         }

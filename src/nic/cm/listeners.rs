@@ -12,7 +12,7 @@ use super::{CmError, ListenOn, Listener};
 pub(super) const YOUNG: Nanos = Nanos::from_millis(500);
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct ServiceEntry {
     name: Listener,
     on: ListenOn,
     backlog: u32,
@@ -34,7 +34,7 @@ pub(super) struct Waiting {
 
 /// A connection's place in the backlog of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BacklogPlace {
     pub(super) listener: Listener,
     /// True if the place is kept until the peer confirms the consumer's answer.
     pub(super) until_confirmed: bool,
@@ -45,7 +45,7 @@ pub(super) struct Place {
 /// All listeners of a manager.
 #[derive(Debug)]
 pub(super) struct Listeners {
-    by_service: BTreeMap<ServiceId, Vec<Entry>>,
+    by_service: BTreeMap<ServiceId, Vec<ServiceEntry>>,
     service_of: BTreeMap<Listener, ServiceId>,
     next: u32,
     limit: u32,
@@ -78,7 +78,14 @@ impl Listeners {
         }
         self.next = name.0.wrapping_add(1);
         let (waiting, by_address) = (VecDeque::new(), BTreeMap::new());
-        entries.push(Entry { name, on, backlog: backlog.max(1), until_confirmed, waiting, by_address });
+        entries.push(ServiceEntry {
+            name,
+            on,
+            backlog: backlog.max(1),
+            until_confirmed,
+            waiting,
+            by_address,
+        });
         self.version += 1;
         self.service_of.insert(name, service);
         Ok(name)
@@ -111,21 +118,26 @@ impl Listeners {
     }
 
     /// Returns the listener with the most specific match for `local`.
-    pub(super) fn find(&self, service: ServiceId, local: Gid) -> Option<Place> {
-        let closeness = |entry: &&Entry| match entry.on {
+    pub(super) fn find(&self, service: ServiceId, local: Gid) -> Option<BacklogPlace> {
+        let closeness = |entry: &&ServiceEntry| match entry.on {
             ListenOn::Address(_) => 2,
             ListenOn::AnyIpv4 | ListenOn::AnyIpv6 => 1,
             ListenOn::Any => 0,
         };
         let entries = self.by_service.get(&service)?.iter();
         let closest = entries.filter(|entry| entry.on.covers(local)).max_by_key(closeness)?;
-        let Entry { name: listener, until_confirmed, .. } = *closest;
-        Some(Place { listener, until_confirmed, urgency: 0 })
+        let ServiceEntry { name: listener, until_confirmed, .. } = *closest;
+        Some(BacklogPlace { listener, until_confirmed, urgency: 0 })
     }
 
     /// Returns the request that gives its place to one from `address`: the oldest of the address with the most places,
     /// the oldest of the least urgent ones, or the oldest that is no longer young. `Err`: the backlog is full, and has none.
-    pub(super) fn make_place(&self, place: Place, now: Nanos, address: Gid) -> Result<Option<CommId>, ()> {
+    pub(super) fn make_place(
+        &self,
+        place: BacklogPlace,
+        now: Nanos,
+        address: Gid,
+    ) -> Result<Option<CommId>, ()> {
         let Some(entry) = self.entry(place.listener) else { return Err(()) };
         if entry.waiting.len() < entry.backlog as usize {
             return Ok(None);
@@ -134,14 +146,14 @@ impl Listeners {
         let most = entry.by_address.values().copied().max().unwrap_or_default();
         let least = entry.waiting.iter().map(|waiting| waiting.urgency).min().unwrap_or_default();
         let mut waiting = entry.waiting.iter();
-        let found = if most > places(&address) + 1 {
+        let victim = if most > places(&address) + 1 {
             waiting.find(|waiting| places(&waiting.address) == most)
         } else if least < place.urgency {
             waiting.find(|waiting| waiting.urgency == least)
         } else {
             waiting.find(|waiting| waiting.urgency <= place.urgency && waiting.since + YOUNG <= now)
         };
-        found.map(|waiting| Some(waiting.id)).ok_or(())
+        victim.map(|waiting| Some(waiting.id)).ok_or(())
     }
 
     /// Adds a request to the backlog of a listener.
@@ -152,22 +164,23 @@ impl Listeners {
         }
     }
 
-    fn entry(&self, name: Listener) -> Option<&Entry> {
+    fn entry(&self, name: Listener) -> Option<&ServiceEntry> {
         let service = self.service_of.get(&name)?;
         self.by_service.get(service)?.iter().find(|entry| entry.name == name)
     }
 
-    fn entry_mut(&mut self, name: Listener) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, name: Listener) -> Option<&mut ServiceEntry> {
         let service = self.service_of.get(&name)?;
         self.by_service.get_mut(service)?.iter_mut().find(|entry| entry.name == name)
     }
 
     /// Returns the number of pending requests of each listener. Numbers of removed listeners are copied from `counted`.
     pub(super) fn pending(&self, counted: &BTreeMap<Listener, u32>) -> BTreeMap<Listener, u32> {
-        let gone = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
-        let kept = self.by_service.values().flatten().filter(|entry| !entry.waiting.is_empty());
-        kept.map(|entry| (entry.name, entry.by_address.values().sum()))
-            .chain(gone.map(|(name, count)| (*name, *count)))
+        let without_listener = counted.iter().filter(|(name, _)| !self.service_of.contains_key(name));
+        let with_waiting = self.by_service.values().flatten().filter(|entry| !entry.waiting.is_empty());
+        with_waiting
+            .map(|entry| (entry.name, entry.by_address.values().sum()))
+            .chain(without_listener.map(|(name, count)| (*name, *count)))
             .collect()
     }
 

@@ -10,11 +10,11 @@ use roxie_wire::mad::{MAD_LEN, MadHeader};
 use roxie_wire::{Gid, Qpn, ServiceId};
 
 use super::admission::DroppedRequests;
-use super::connection::{Connection, Outgoing, RemoteKey, State, span};
+use super::connection::{Connection, ConnectionState, Outgoing, RemoteKey, span};
 use super::counters::CmCounters;
 use super::early::EarlyRequests;
 use super::examination::{Examination, OpenExaminations};
-use super::listeners::{Listeners, Place, Waiting};
+use super::listeners::{BacklogPlace, Listeners, Waiting};
 use super::table::Table;
 use super::transitions::{self, Cause};
 use super::unproven::ProvenAddresses;
@@ -27,13 +27,13 @@ pub struct Config {
     pub limits: CmLimits,
     /// Secret from which IDs are derived.
     pub seed: u64,
-    /// GUID of the channel adapter, by which peers distinguish its connections from those of other adapters.
+    /// GUID of the channel adapter, by which peers distinguish its connections from other adapters' connections.
     pub ca_guid: u64,
     /// Time that local QPs take to acknowledge: 4.096 us * 2^code (rxe: 15).
     pub ack_delay: u8,
     /// Time that the consumer may take to answer, sent in MRAs: 4.096 us * 2^code (Linux: 24).
     pub service_timeout: u8,
-    /// Time that a request waits for a listener before it is refused. Zero: refused at once.
+    /// Time that a request waits for a listener before it is refused. Zero: refused immediately.
     pub grace: Nanos,
     /// Time during which a request is repeated although the peer has no listener. Zero: not repeated.
     pub insistence: Nanos,
@@ -79,7 +79,7 @@ pub struct Transmit {
 
 impl Transmit {
     /// True for a request to a host that may not exist: a REQ or a SIDR_REQ.
-    pub fn asks(&self) -> bool {
+    pub fn is_request(&self) -> bool {
         let attribute = MadHeader::read(&self.mad).map(|header| header.attribute);
         matches!(attribute, Some(id) if id == Kind::Req as u16 || id == Kind::SidrReq as u16)
     }
@@ -111,7 +111,7 @@ pub struct Manager {
     pub(super) dropped: DroppedRequests,
     pub(super) handover_store: Option<Box<dyn HandoverStore>>,
     /// Number of connections and resolutions that wait for a first answer.
-    pub(super) asking: u32,
+    pub(super) unanswered: u32,
     transactions: u32,
     /// Bits of the transitions so far.
     seen: u64,
@@ -140,7 +140,7 @@ impl Manager {
             proven: ProvenAddresses::default(),
             dropped: DroppedRequests::default(),
             handover_store: None,
-            asking: 0,
+            unanswered: 0,
             transactions: 0,
             seen: 0,
             config,
@@ -185,7 +185,7 @@ impl Manager {
     }
 
     /// Returns the state of a connection, or `None` if it does not exist.
-    pub fn state(&self, id: CommId) -> Option<State> {
+    pub fn state(&self, id: CommId) -> Option<ConnectionState> {
         self.table.get(id).map(|connection| connection.state)
     }
 
@@ -197,7 +197,7 @@ impl Manager {
         const CALL: &str = "parameters";
         let connection = self.table.get(id).ok_or(CmError::Unknown { call: CALL, id })?;
         match connection.state {
-            state @ (State::SidrReqSent | State::SidrReqRcvd) => {
+            state @ (ConnectionState::SidrReqSent | ConnectionState::SidrReqRcvd) => {
                 Err(CmError::State { call: CALL, id, state })
             }
             _ => Ok(connection.parameters),
@@ -221,8 +221,8 @@ impl Manager {
 
     /// True while a request waits for its first answer. Only then does
     /// [`handle_undelivered`](Manager::handle_undelivered) have an effect.
-    pub fn is_asking(&self) -> bool {
-        self.asking > 0
+    pub fn awaits_answer(&self) -> bool {
+        self.unanswered > 0
     }
 
     /// Returns the counters.
@@ -241,7 +241,7 @@ impl Manager {
         self.seen
     }
 
-    fn note_transition(&mut self, from: State, cause: Cause, to: Option<State>) {
+    fn note_transition(&mut self, from: ConnectionState, cause: Cause, to: Option<ConnectionState>) {
         let bit = transitions::bit(from, cause, to);
         debug_assert!(bit.is_some(), "no transition from {from:?} to {to:?} by {cause:?}");
         self.seen |= bit.unwrap_or_default();
@@ -307,7 +307,7 @@ impl Manager {
     /// Starts to wait for an answer, with all retries left.
     pub(super) fn await_answer(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        connection.retries_left = connection.max_retries;
+        connection.retries_remaining = connection.max_retries;
         connection.repeats = 0;
         connection.answer_due = now + connection.answer_timeout;
         connection.pause = if connection.max_retries == 0 { Nanos::ZERO } else { self.config.first_repeat };
@@ -319,7 +319,7 @@ impl Manager {
         // While the table is more than half full, REPs are not repeated, so that a flood of requests is not amplified.
         let crowded = self.table.len() > self.table.limit() as usize / 2;
         let Some(connection) = self.table.get_mut(id) else { return };
-        if (crowded || connection.has_last_message()) && connection.state == State::RepSent {
+        if (crowded || connection.has_last_message()) && connection.state == ConnectionState::RepSent {
             connection.pause = Nanos::ZERO;
         }
         let soon = now + connection.pause;
@@ -335,7 +335,7 @@ impl Manager {
     /// answered.
     pub(super) fn repeat_at(&mut self, id: CommId, deadline: Nanos) {
         if let Some(connection) = self.table.get_mut(id) {
-            connection.retries_left = connection.retries_left.saturating_add(1);
+            connection.retries_remaining = connection.retries_remaining.saturating_add(1);
             connection.pause = Nanos::ZERO;
         }
         self.set_timer(id, deadline);
@@ -354,27 +354,28 @@ impl Manager {
     }
 
     /// Changes a connection's state. Updates the counts of pending and half-open requests.
-    pub(super) fn set_state(&mut self, id: CommId, cause: Cause, state: State) {
+    pub(super) fn set_state(&mut self, id: CommId, cause: Cause, state: ConnectionState) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let was_half_open = connection.is_half_open();
         let before = std::mem::replace(&mut connection.state, state);
         let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
         let released = if connection.keeps_place() { None } else { connection.place.take() };
-        let examined = if state == State::Established { None } else { connection.suspicion.take() };
+        let examined = if state == ConnectionState::Established { None } else { connection.suspicion.take() };
         if before != state {
             self.note_transition(before, cause, Some(state));
         }
         if examined.is_some_and(|suspicion| suspicion.is_open()) {
             self.open_examinations.remove(id);
         }
-        self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
+        self.unanswered =
+            self.unanswered + u32::from(state.awaits_answer()) - u32::from(before.awaits_answer());
         if let Some(place) = released {
             self.listeners.release(place.listener, id);
         }
         if was_half_open && !is_half_open {
             self.count_half_open(address, false);
         }
-        if state == State::Established {
+        if state == ConnectionState::Established {
             self.proven.add(address);
         }
         self.bequeath(id);
@@ -427,7 +428,7 @@ impl Manager {
     }
 
     fn linger(&mut self, now: Nanos, id: CommId, cause: Cause) {
-        self.set_state(id, cause, State::TimeWait);
+        self.set_state(id, cause, ConnectionState::TimeWait);
         let Some(connection) = self.table.get_mut(id) else { return };
         let deadline = now + connection.linger;
         let key = connection.connected_key();
@@ -451,7 +452,7 @@ impl Manager {
         if connection.is_half_open() {
             self.count_half_open(connection.route.remote, false);
         }
-        self.asking -= u32::from(connection.state.is_asking());
+        self.unanswered -= u32::from(connection.state.awaits_answer());
         if let Some(place) = connection.place {
             self.listeners.release(place.listener, id);
         }
@@ -467,15 +468,15 @@ impl Manager {
     /// # Errors
     /// If the table is full.
     pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
-        let (limit, asks) = (self.table.limit(), connection.state.is_asking());
+        let (limit, awaits_answer) = (self.table.limit(), connection.state.awaits_answer());
         let half_open = connection.is_half_open().then_some(connection.route.remote);
         let (address, since, place) = (connection.route.remote, connection.arrived, connection.place);
         let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
-        self.asking += u32::from(asks);
+        self.unanswered += u32::from(awaits_answer);
         if let Some(address) = half_open {
             self.count_half_open(address, true);
         }
-        if let Some(Place { listener, urgency, .. }) = place {
+        if let Some(BacklogPlace { listener, urgency, .. }) = place {
             self.listeners.occupy(listener, Waiting { id, address, since, urgency });
         }
         self.bequeath(id);

@@ -46,7 +46,7 @@
 //!
 //! # Unreachable hosts
 //!
-//! A host without RoCE answers a request with an ICMP message, and the request ends at once
+//! A host without RoCE answers a request with an ICMP message, and the request ends immediately
 //! ([`WhyUnreachable::NothingThere`]). The message must quote a pending request with its transaction ID, which only
 //! hosts on the path know. An unknown host gets fewer retries than a known one, so that the request fails within
 //! seconds.
@@ -91,7 +91,7 @@ mod timers;
 mod undelivered;
 mod unproven;
 
-pub use connection::State;
+pub use connection::ConnectionState;
 pub use counters::CmCounters;
 pub use error::CmError;
 pub use event::{Event, HowDisconnected, Listener, WhyUnreachable};

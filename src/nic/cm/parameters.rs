@@ -90,7 +90,7 @@ impl Parameters {
     }
 
     /// True if our QP sends reliable requests: RC, or the initiator of an XRC connection.
-    pub fn asks(&self) -> bool {
+    pub fn is_requester(&self) -> bool {
         self.transport == Transport::Rc || self.transport == Transport::Xrc && self.active
     }
 
@@ -113,14 +113,14 @@ impl Parameters {
 
     /// Returns the attributes for RTR to RTS.
     pub fn rts(&self) -> QpAttr {
-        let asks = self.asks();
+        let requests = self.is_requester();
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.sq_psn),
-            timeout: (asks || self.answers()).then_some(self.timeout),
-            retry_cnt: asks.then_some(self.retry_cnt),
-            rnr_retry: asks.then_some(self.rnr_retry),
-            max_rd_atomic: asks.then_some(self.max_rd_atomic),
+            timeout: (requests || self.answers()).then_some(self.timeout),
+            retry_cnt: requests.then_some(self.retry_cnt),
+            rnr_retry: requests.then_some(self.rnr_retry),
+            max_rd_atomic: requests.then_some(self.max_rd_atomic),
             ..QpAttr::default()
         }
     }

@@ -4,7 +4,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::Gid;
 use roxie_wire::cm::{CommId, Kind, Stage};
 
-use super::connection::{RemoteKey, State};
+use super::connection::{ConnectionState, RemoteKey};
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{Event, HowDisconnected, WhyUnreachable};
@@ -29,14 +29,14 @@ impl Manager {
     fn handle_timer(&mut self, now: Nanos, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let orphan = connection.orphan;
-        if connection.state == State::TimeWait {
+        if connection.state == ConnectionState::TimeWait {
             self.remove(id, Cause::Lingered);
             if !orphan {
                 self.emit(Event::TimeWaitExit { id });
             }
             return;
         }
-        if connection.state == State::Established {
+        if connection.state == ConnectionState::Established {
             return self.examine_further(now, id);
         }
         if connection.state.is_pending() {
@@ -47,25 +47,26 @@ impl Manager {
         if connection.pause > Nanos::ZERO {
             connection.repeats += 1;
             // A REP is repeated once. A peer that lacks it repeats its REQ.
-            let once = connection.state == State::RepSent;
+            let once = connection.state == ConnectionState::RepSent;
             connection.pause = if once { Nanos::ZERO } else { connection.pause + connection.pause };
             self.send_again(id, kind);
             return self.wait_on(now, id);
         }
-        let asked = connection.max_retries.saturating_sub(connection.retries_left);
+        let transmissions = connection.max_retries.saturating_sub(connection.retries_remaining);
         // Does not apply to SIDR_REQ: a slow host has no message to announce a delay.
-        let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
+        let (waits, answered) = (connection.state == ConnectionState::ReqSent, connection.is_answered);
         let remote = connection.route.remote;
-        let unknown = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
+        let unknown =
+            waits && transmissions >= self.config.silent_retries && !answered && !self.knows(remote);
         let Some(connection) = self.table.get_mut(id) else { return };
         let silent = unknown || connection.has_last_message();
-        if connection.retries_left > 0 && !silent {
-            connection.retries_left -= 1;
+        if connection.retries_remaining > 0 && !silent {
+            connection.retries_remaining -= 1;
             let deadline = now + connection.answer_timeout;
             // The wait granted by the peer's MRA is over. The peer may send another MRA.
             let state = match connection.state {
-                State::RepWait => State::ReqSent,
-                State::MraRepRcvd => State::RepSent,
+                ConnectionState::RepWait => ConnectionState::ReqSent,
+                ConnectionState::MraRepRcvd => ConnectionState::RepSent,
                 other => other,
             };
             self.set_state(id, Cause::Retry, state);
@@ -80,30 +81,30 @@ impl Manager {
     fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
         let Some(connection) = self.table.get(id) else { return };
         let (state, orphan) = (connection.state, connection.orphan);
-        let why = WhyUnreachable::Silent { asked: connection.asked() };
+        let why = WhyUnreachable::Silent { sent: connection.transmissions() };
         let unreachable = Event::Unreachable { id, unanswered, why };
         match state {
-            State::ReqSent | State::RepWait => {
+            ConnectionState::ReqSent | ConnectionState::RepWait => {
                 self.send_rej_timeout(id, Stage::Req);
                 self.abandon(now, id, Cause::GiveUp);
             }
-            State::RepSent | State::MraRepRcvd => {
+            ConnectionState::RepSent | ConnectionState::MraRepRcvd => {
                 self.send_rej_timeout(id, Stage::Rep);
                 self.abandon(now, id, Cause::GiveUp);
             }
-            State::SidrReqSent => self.remove(id, Cause::GiveUp),
-            State::DreqSent => {
+            ConnectionState::SidrReqSent => self.remove(id, Cause::GiveUp),
+            ConnectionState::DreqSent => {
                 return self.disconnected(now, id, Cause::GiveUp, HowDisconnected::NoAnswer);
             }
             // States without an outstanding request.
-            State::ReqRcvd
-            | State::MraReqSent
-            | State::RepRcvd
-            | State::MraRepSent
-            | State::Established
-            | State::DreqRcvd
-            | State::SidrReqRcvd
-            | State::TimeWait => return,
+            ConnectionState::ReqRcvd
+            | ConnectionState::MraReqSent
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepSent
+            | ConnectionState::Established
+            | ConnectionState::DreqRcvd
+            | ConnectionState::SidrReqRcvd
+            | ConnectionState::TimeWait => return,
         }
         if !orphan {
             self.emit(unreachable);

@@ -1,7 +1,7 @@
 //! The transitions of a connection (IBTA 12.9.6, 12.9.7). Each change of state must be a row of the table, and
 //! [`README.md`](../cm/README.md) shows the diagram that follows from it.
 
-use super::connection::State::{
+use super::connection::ConnectionState::{
     self, DreqRcvd, DreqSent, Established, MraRepRcvd, MraRepSent, MraReqSent, RepRcvd, RepSent, RepWait,
     ReqRcvd, ReqSent, SidrReqRcvd, SidrReqSent, TimeWait,
 };
@@ -34,7 +34,7 @@ pub(super) enum Cause {
     GiveUp,
     /// The network has returned the request.
     Undelivered,
-    /// The peer's QP connects anew.
+    /// The peer's QP connects again.
     Stale,
     /// Another request needs the place in the table or in the backlog.
     Evicted,
@@ -51,21 +51,21 @@ use Cause::{
 
 /// Transitions from several states to one; `None`: the connection is removed.
 pub(super) struct Transition {
-    from: &'static [State],
+    from: &'static [ConnectionState],
     cause: Cause,
-    to: Option<State>,
+    to: Option<ConnectionState>,
 }
 
-const fn row(from: &'static [State], cause: Cause, to: State) -> Transition {
+const fn row(from: &'static [ConnectionState], cause: Cause, to: ConnectionState) -> Transition {
     Transition { from, cause, to: Some(to) }
 }
 
-const fn end(from: &'static [State], cause: Cause) -> Transition {
+const fn end(from: &'static [ConnectionState], cause: Cause) -> Transition {
     Transition { from, cause, to: None }
 }
 
 /// States between the first message from the peer and the end of the setup.
-const SETUP: &[State] = &[ReqRcvd, MraReqSent, RepSent, MraRepRcvd, RepRcvd, MraRepSent];
+const SETUP: &[ConnectionState] = &[ReqRcvd, MraReqSent, RepSent, MraRepRcvd, RepRcvd, MraRepSent];
 
 /// All transitions. At most 64, one for each bit of [`bit`].
 pub(super) const TRANSITIONS: &[Transition] = &[
@@ -123,7 +123,7 @@ pub(super) const TRANSITIONS: &[Transition] = &[
 ];
 
 /// Returns the bit of a transition's row. `None`: there is no such transition.
-pub(super) fn bit(from: State, cause: Cause, to: Option<State>) -> Option<u64> {
+pub(super) fn bit(from: ConnectionState, cause: Cause, to: Option<ConnectionState>) -> Option<u64> {
     let is_it = |row: &Transition| row.to == to && row.cause == cause && row.from.contains(&from);
     TRANSITIONS.iter().position(is_it).map(|row| 1 << row)
 }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// States in which connections begin, with the reason.
-    const BEGINNINGS: [(State, &str); 4] =
+    const BEGINNINGS: [(ConnectionState, &str); 4] =
         [(ReqSent, "connect"), (ReqRcvd, "REQ"), (SidrReqSent, "resolve"), (SidrReqRcvd, "SIDR_REQ")];
 
     fn label(cause: Cause) -> String {

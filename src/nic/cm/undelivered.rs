@@ -5,7 +5,7 @@ use roxie_wire::Gid;
 use roxie_wire::cm::{CommId, Kind};
 use roxie_wire::mad::{MAD_HEADER_LEN, MAD_LEN, MadHeader};
 
-use super::connection::State;
+use super::connection::ConnectionState;
 use super::manager::Manager;
 use super::transitions::Cause;
 use super::{Event, WhyUnreachable};
@@ -27,8 +27,10 @@ impl Manager {
             return;
         };
         let Some(connection) = self.table.get_mut(id) else { return };
-        let (deadline, unanswered) =
-            (now + AGAIN, if connection.state == State::ReqSent { Kind::Req } else { Kind::SidrReq });
+        let (deadline, unanswered) = (
+            now + AGAIN,
+            if connection.state == ConnectionState::ReqSent { Kind::Req } else { Kind::SidrReq },
+        );
         if deadline <= connection.repeat_until {
             return self.repeat_at(id, deadline);
         }
@@ -46,6 +48,6 @@ impl Manager {
         let id = CommId(MadHeader::read(header)?.tid as u32);
         let connection = self.table.get(id)?;
         let ours = connection.outgoing.as_ref()?.mad.starts_with(quoted);
-        (connection.state.is_asking() && connection.route.remote == remote && ours).then_some(id)
+        (connection.state.awaits_answer() && connection.route.remote == remote && ours).then_some(id)
     }
 }

@@ -52,7 +52,7 @@ struct Parameters {
     /// Part of alpha by which a decrease cuts the rate.
     cut: f64,
     /// Lower bound of the factor of one decrease.
-    left: f64,
+    lowest_factor: f64,
     monitor_period: Nanos,
     clamp: bool,
     clamp_after_timer: bool,
@@ -83,7 +83,7 @@ impl Parameters {
             alpha_period: micros(Knob::DceTcpRtt),
             initial_alpha: knobs.value(Knob::InitialAlpha) / 1024.0,
             cut: 1024.0 / knobs.value(Knob::Gd).exp2(),
-            left: knobs.value(Knob::MinDecFac) / 100.0,
+            lowest_factor: knobs.value(Knob::MinDecFac) / 100.0,
             monitor_period: micros(Knob::MonitorPeriod),
             clamp: knobs.value(Knob::ClampTgtRate) != 0.0,
             clamp_after_timer: knobs.value(Knob::ClampTgtRateAfterTimeInc) != 0.0,
@@ -235,9 +235,9 @@ impl Dcqcn {
         if clamp {
             self.target = self.current;
         }
-        let left = (1.0 - self.alpha * self.parameters.cut).max(self.parameters.left);
+        let factor = (1.0 - self.alpha * self.parameters.cut).max(self.parameters.lowest_factor);
         // Rounding must not raise the rate.
-        self.current = (self.current * left).max(self.parameters.lowest).min(self.current);
+        self.current = (self.current * factor).max(self.parameters.lowest).min(self.current);
     }
 }
 

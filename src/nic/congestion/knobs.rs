@@ -40,8 +40,8 @@ impl Preset {
     /// # Errors
     /// If the name is unknown.
     pub fn from_name(name: &str) -> Result<Preset, KnobError> {
-        let found = Preset::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name));
-        found.ok_or_else(|| KnobError::Preset(name.to_owned()))
+        let matching = Preset::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name));
+        matching.ok_or_else(|| KnobError::Preset(name.to_owned()))
     }
 }
 
@@ -385,8 +385,8 @@ impl Knobs {
     /// If the name is unknown.
     pub fn find(name: &str) -> Result<&'static Description, KnobError> {
         let is = |known: &str| known.eq_ignore_ascii_case(name);
-        let found = TABLE.iter().find(|row| is(row.name) || is(row.alias));
-        found.filter(|_| !name.is_empty()).ok_or_else(|| {
+        let matching = TABLE.iter().find(|row| is(row.name) || is(row.alias));
+        matching.filter(|_| !name.is_empty()).ok_or_else(|| {
             let names = TABLE.iter().flat_map(|row| [row.name, row.alias]);
             KnobError::Unknown { name: name.to_owned(), nearest: nearest(name, names) }
         })

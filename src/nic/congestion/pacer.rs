@@ -13,10 +13,10 @@ use roxie_base::time::Nanos;
 /// Paces the frames of one QP.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
-    /// Time to which `owed` refers.
+    /// Time to which `debt` refers.
     at: Nanos,
     /// Debt in bytes; negative is credit.
-    owed: f64,
+    debt: f64,
     /// Bytes per nanosecond from `at` on. 0 before the first frame.
     speed: f64,
     /// Maximum credit in bytes.
@@ -35,11 +35,11 @@ impl Pacer {
     /// ms at 1 Gb/s.
     pub const MAX_BURST: u32 = 65_536;
 
-    /// Creates a pacer; the first frame may leave at once.
+    /// Creates a pacer; the first frame may leave immediately.
     pub fn new() -> Pacer {
         Pacer {
             at: Nanos::ZERO,
-            owed: 0.0,
+            debt: 0.0,
             speed: 0.0,
             burst: f64::from(Self::MAX_BURST),
             ready_at: Nanos::ZERO,
@@ -51,7 +51,7 @@ impl Pacer {
     pub fn set_burst(&mut self, max_burst_sz: u32, typical_pkt_sz: u16) {
         let burst = if max_burst_sz == 0 { Self::MAX_BURST } else { max_burst_sz };
         self.burst = f64::from(burst.max(typical_pkt_sz.into()));
-        self.owed = self.owed.max(-self.burst);
+        self.debt = self.debt.max(-self.burst);
     }
 
     /// Returns the earliest time at which the next frame may leave.
@@ -62,7 +62,7 @@ impl Pacer {
     /// Records that a frame of `bytes` was sent, and sets the rate from now on.
     pub fn sent(&mut self, now: Nanos, bytes: u64, rate: Rate) {
         self.settle(now);
-        self.owed += bytes as f64;
+        self.debt += bytes as f64;
         self.schedule(rate);
     }
 
@@ -76,12 +76,12 @@ impl Pacer {
     /// before the next frame or change of the rate is recorded.
     pub fn was_idle(&mut self, now: Nanos) {
         self.settle(now);
-        self.owed = self.owed.max(0.0);
+        self.debt = self.debt.max(0.0);
     }
 
     /// Updates the account to `now`.
     fn settle(&mut self, now: Nanos) {
-        self.owed = (self.owed - (now - self.at).0 as f64 * self.speed).max(-self.burst);
+        self.debt = (self.debt - (now - self.at).0 as f64 * self.speed).max(-self.burst);
         self.at = self.at.max(now);
     }
 
@@ -89,6 +89,6 @@ impl Pacer {
         // At least 1 bit/s: nearly a stop, without dividing by zero.
         self.speed = rate.0.max(1.0) / 8e9;
         // The cast saturates.
-        self.ready_at = self.at + Nanos((self.owed.max(0.0) / self.speed).ceil() as u64);
+        self.ready_at = self.at + Nanos((self.debt.max(0.0) / self.speed).ceil() as u64);
     }
 }

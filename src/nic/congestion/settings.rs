@@ -90,7 +90,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns the knobs of DCQCN, including those of the notification point. `None` for other algorithms.
+    /// Returns the knobs of DCQCN, including the knobs of the notification point. `None` for other algorithms.
     pub fn knobs(&self) -> Option<&Knobs> {
         match self {
             Settings::Dcqcn(knobs) => Some(knobs),

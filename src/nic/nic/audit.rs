@@ -2,7 +2,7 @@
 //!
 //! The number of users of an object follows from the users; the entries of the arbiter's queues and of the timer wheels follow
 //! from the QPs. An error in such state shows late and elsewhere, if at all: as an object that cannot be destroyed, a QP that
-//! waits for ever, an extra turn.
+//! waits forever, an extra turn.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -55,17 +55,17 @@ impl Nic {
         }
         let some =
             |users: &mut dyn Iterator<Item = (u32, u32)>| users.filter(|(_, users)| *users > 0).collect();
-        let kept: Counts = some(&mut self.pds.users());
-        differ("users of protection domains", &kept, &pds)
+        let recorded: Counts = some(&mut self.pds.users());
+        differ("users of protection domains", &recorded, &pds)
             .or_else(|| {
-                let kept: Counts = some(&mut self.cqs.users());
-                differ("users of completion queues", &kept, &cqs)
+                let recorded: Counts = some(&mut self.cqs.users());
+                differ("users of completion queues", &recorded, &cqs)
             })
             .or_else(|| differ("users of shared receive queues", &some(&mut self.srqs.users()), &srqs))
             .or_else(|| differ("users of XRC domains", &some(&mut self.srqs.xrcd_users()), &xrcds))
             .or_else(|| {
-                let kept: Counts = some(&mut self.qps.iter().map(|(qp, entry)| (qp, entry.in_tables)));
-                differ("tables that a QP is in", &kept, &tables)
+                let recorded: Counts = some(&mut self.qps.iter().map(|(qp, entry)| (qp, entry.in_tables)));
+                differ("tables that a QP is in", &recorded, &tables)
             })
     }
 
@@ -74,7 +74,7 @@ impl Nic {
         if let Some(wrong) = self.scheduler.inconsistency() {
             return Some(wrong);
         }
-        let gone = |qp: &QpIndex| !self.qps.holds(qp.0);
+        let is_destroyed = |qp: &QpIndex| !self.qps.holds(qp.0);
         let is_timed = |place: &u32| self.qps.get(*place).is_none() && self.scheduler.is_timed(*place);
         let late = (0..self.qps.places()).find(is_timed);
         if let Some(qp) = late {
@@ -86,7 +86,8 @@ impl Nic {
             ("a multicast group", self.groups.all().collect()),
             ("QP1", self.gsis.all().collect()),
         ];
-        let stale = lists.iter().find_map(|(what, qps)| Some((what, qps.iter().find(|qp| gone(qp))?)));
+        let stale =
+            lists.iter().find_map(|(what, qps)| Some((what, qps.iter().find(|qp| is_destroyed(qp))?)));
         if let Some((what, qp)) = stale {
             return Some(format!("{what} names QP {}, which is gone", qp.0));
         }
@@ -109,7 +110,7 @@ impl Nic {
             return None;
         }
         // A client's QP may also wait for its page's turn.
-        if !entry.schedule.is_unfetched() && entry.sends.page().is_none() && entry.qp.owes_sends() {
+        if !entry.schedule.is_unfetched() && entry.sends.page().is_none() && entry.qp.has_sends_to_flush() {
             return Some("it has work requests to flush, and is in no list".into());
         }
         if !entry.schedule.is_ready() && entry.qp.wants_transmit(&self.config.limits) {

@@ -133,8 +133,8 @@ fn word<T: Copy>(
     words: &[(&str, T)],
     takes: &'static str,
 ) -> Result<T, ClassesError> {
-    let found = words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
-    found.ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
+    let matching = words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+    matching.ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
 }
 
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];

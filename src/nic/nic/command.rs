@@ -168,7 +168,7 @@ impl From<MemoryCommand> for Command {
 /// Allocates the NIC's copy of a send queue.
 ///
 /// # Errors
-/// As those of [`Command::prepare`].
+/// The errors of [`Command::prepare`].
 pub(super) fn send_queue_of(caps: &QpCaps) -> Result<SendQueue, ControlError> {
     if let Some((what, value, limit)) = caps.beyond_limit() {
         return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });

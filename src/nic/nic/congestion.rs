@@ -76,12 +76,12 @@ impl Congestion {
 
     /// True if data along this path is ECN-capable by configuration, and the application has not set the ECN bits.
     fn marks(&self, av: &AddressVector) -> bool {
-        let asked = match self.ecn {
+        let is_marked = match self.ecn {
             EcnPolicy::Off => false,
             EcnPolicy::On => true,
             EcnPolicy::Dscp(set) => set & 1 << (av.traffic_class >> 2) != 0,
         };
-        asked && av.traffic_class & 3 == 0
+        is_marked && av.traffic_class & 3 == 0
     }
 }
 
@@ -136,7 +136,7 @@ impl Nic {
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
         let settings = entry.own_control.as_deref().unwrap_or(settings);
         entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
-        self.congestion.measures_delay |= entry.qp.pacing().goes_by_delay();
+        self.congestion.measures_delay |= entry.qp.pacing().is_delay_based();
         if entry.qp.pacing().is_on() {
             // The wheel needs room for the QP; a held QP may have another release time.
             self.scheduler.expect_holds(&entry.schedule);
@@ -150,7 +150,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         //= IBTA A17.9.3: cnp-answers-a-mark
-        if entry.notification_due || !owes_notification(entry, packet, verdict) {
+        if entry.notification_due || !warrants_notification(entry, packet, verdict) {
             return;
         }
         if PlantedBug::NotifiesNobody.is() {
@@ -167,7 +167,7 @@ impl Nic {
 
 /// True if a packet is from the QP's peer and carries data. Acknowledgements and notifications do not cause congestion, and are
 /// not answered.
-fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
+fn warrants_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
     let operation = packet.info().operation;
     let speaks = !matches!(
         operation,
@@ -179,7 +179,7 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
     if operation == Operation::ReadResponse && PlantedBug::MarkedResponsesAreSilent.is() {
         return false;
     }
-    let may_come = match verdict {
+    let is_plausible = match verdict {
         Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
         // Responses to outstanding requests.
         Verdict::Stale | Verdict::GoBack(_) | Verdict::Selective { .. } | Verdict::Early { .. } => true,
@@ -189,7 +189,7 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
         _ => PlantedBug::NotifiesOfStrangers.is(),
     };
     let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-    speaks && may_come && answers && entry.qp.qp_type.is_connected()
+    speaks && is_plausible && answers && entry.qp.qp_type.is_connected()
 }
 
 #[cfg(test)]

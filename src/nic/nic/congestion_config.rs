@@ -6,7 +6,7 @@ use crate::congestion::{Rate, Settings};
 /// A NIC's congestion control, notifications, and traffic classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CongestionConfig {
-    /// Congestion control of connected QPs. Settings of DCQCN include those of the notification point.
+    /// Congestion control of connected QPs. Settings of DCQCN include the settings of the notification point.
     pub control: Settings,
     /// Which data packets are ECN-capable; `None`: all if `control` is DCQCN, else none.
     pub ecn: Option<EcnPolicy>,

@@ -88,12 +88,12 @@ impl Nic {
             Command::ExamineQp(qp, asks) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 // A QP that waits for copies neither asks nor hears.
-                let has_heard = std::mem::take(&mut entry.has_heard) || entry.parked.is_some();
-                entry.has_asked = asks && !has_heard && entry.qp.ask_peer();
-                if entry.has_asked {
+                let has_received = std::mem::take(&mut entry.has_received) || entry.parked.is_some();
+                entry.has_probed = asks && !has_received && entry.qp.probe_peer();
+                if entry.has_probed {
                     self.scheduler.mark_changed(&mut entry.schedule);
                 }
-                Ok(Answer::Heard(has_heard))
+                Ok(Answer::Heard(has_received))
             }
             Command::DestroyQp(qp) => self.destroy_qp(qp),
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),

@@ -18,7 +18,7 @@ pub enum Gathered {
     Whole,
     /// Memory is missing, and the frame must not be sent: call [`Nic::payload_missing`].
     Missing,
-    /// The NIC has kept a copy of the frame, which waits for its payload ([`Nic::next_kept`]). Its slot is cancelled.
+    /// The NIC has kept a copy of the frame, which waits for its payload ([`Nic::next_frame`]). Its slot is cancelled.
     Waits,
 }
 

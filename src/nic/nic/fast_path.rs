@@ -51,7 +51,7 @@ impl Nic {
             ring.retire(*position);
         }
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
-        entry.has_heard = true;
+        entry.has_received = true;
         let completion = entry.qp.executed(&self.config.limits, &due, placed, receive);
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;
@@ -81,7 +81,7 @@ impl Nic {
         let bytes = received.frame.slices(packet.payload());
         self.dma.write(&self.memory, QpIndex(index), awaited.to, bytes).ok()?;
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
-        entry.has_heard = true;
+        entry.has_received = true;
         self.scheduler.mark_changed(&mut entry.schedule);
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;
@@ -131,7 +131,7 @@ impl Nic {
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(length);
         let watch = Watch::timer(&entry.qp);
-        entry.qp.left(now, &bth);
+        entry.qp.sent_fast(now, &bth);
         watch.moved(&entry.qp, TimerCause::Sent);
         Sent::Done(TxReason::New)
     }
@@ -160,7 +160,7 @@ impl Nic {
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(length);
         let watch = Watch::timer(&entry.qp);
-        entry.qp.read_response_left();
+        entry.qp.read_response_sent();
         watch.moved(&entry.qp, TimerCause::Sent);
         Sent::Done(TxReason::Answer)
     }

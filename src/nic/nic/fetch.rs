@@ -60,7 +60,7 @@ impl Nic {
             *fetched = fetched.wrapping_add(1);
         }
         let mut flushed = 0;
-        if entry.parked.is_none() && entry.owes_flush(&self.srqs) {
+        if entry.parked.is_none() && entry.needs_flush(&self.srqs) {
             split!(self, now, entry => qp, ctx);
             // `update_changed` sees to what is left.
             flushed = qp.flush(&mut ctx, burst);

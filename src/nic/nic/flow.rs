@@ -186,10 +186,10 @@ impl Nic {
         received: &RxFrame<'_>,
     ) -> Option<Verdict> {
         if self.config.serves
-            && let Some(kept) = self.parking.set_aside(&mut self.qps, index, received)
+            && let Some(has_place) = self.parking.set_aside(&mut self.qps, index, received)
         {
-            self.counters.rx_dropped_awaiting_copies += u64::from(!kept);
-            return Some(Verdict::AwaitsCopies { kept });
+            self.counters.rx_dropped_awaiting_copies += u64::from(!has_place);
+            return Some(Verdict::AwaitsCopies { is_held: has_place });
         }
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index.0)?;

@@ -4,7 +4,7 @@
 //! or else to the NIC's own QP1, which rejects it. Requests (REQ, SIDR_REQ) name a service that a client listens for. All other
 //! messages name the receiver's communication ID, with the client's unit in its upper 8 bits.
 //!
-//! A client's requests for connections (REQ) and replies (REP) may name its own QPs only: a peer ends the connection of a QP that connects anew.
+//! A client's requests for connections (REQ) and replies (REP) may name its own QPs only: a peer ends the connection of a QP that connects again.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -19,7 +19,7 @@ pub trait Form {
     type Completions;
     /// The event counter of a completion queue.
     type Counter;
-    /// A ring of send work requests. Its sizes are those of the QP.
+    /// A ring of send work requests. The QP determines its sizes.
     type Sends;
     /// A ring of receives.
     type Receives;

@@ -13,7 +13,7 @@
 //! run_dma(frames)       run the memory operations of the burst
 //! fire_timers           retransmission
 //! next_copies           operations on memory of other processes: hand_over to a thread, copied once they are made
-//! end_writes            those of this half are made, or their QPs are parked
+//! end_writes            writes of this half are made, or their QPs are parked
 //! fetch_posted          new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
@@ -169,10 +169,10 @@ struct QpEntry {
     /// A rate shared with other QPs.
     share: Option<SharedRate>,
     /// A packet of the connection has arrived since the last [`Command::ExamineQp`].
-    has_heard: bool,
+    has_received: bool,
     /// The QP has asked its peer since then. The answer may have any PSN: rdma_rxe answers with that before the last request that it has executed,
     /// also if it has executed none.
-    has_asked: bool,
+    has_probed: bool,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
     /// The last IPv4 identification that an ICRC of the peer matched.
@@ -318,7 +318,7 @@ impl Nic {
         if !self.holds_something_back() {
             return transport;
         }
-        transport.min(self.congestion.neighbour.next_look()).min(self.scheduler.next_release())
+        transport.min(self.congestion.neighbour.next_check()).min(self.scheduler.next_release())
     }
 
     /// Returns the next asynchronous event.
@@ -405,7 +405,7 @@ impl Nic {
                 // Before the check for waiting receives: receives posted in between ring no doorbell.
                 entry.receives.want_doorbell();
             }
-            if entry.parked.is_none() && (unfetched || entry.owes_flush(&self.srqs)) {
+            if entry.parked.is_none() && (unfetched || entry.needs_flush(&self.srqs)) {
                 self.scheduler.fetch_later(&mut entry.schedule);
             }
             if entry.parked.is_some() {

@@ -21,7 +21,7 @@ pub(super) struct NeighbourPause {
     stopped: u8,
     renew_at: Nanos,
     /// When the ring must be checked again.
-    look_at: Nanos,
+    check_at: Nanos,
 }
 
 /// Returns the number of frames that may still arrive after XOFF. Each side may just have begun to send its longest frame, the
@@ -41,8 +41,8 @@ impl NeighbourPause {
 
     /// Returns when the receive ring must be checked although no frame arrives, since it may have emptied; `MAX`: the neighbour is
     /// not paused.
-    pub(super) fn next_look(&self) -> Nanos {
-        if self.is_on() { self.look_at } else { Nanos::MAX }
+    pub(super) fn next_check(&self) -> Nanos {
+        if self.is_on() { self.check_at } else { Nanos::MAX }
     }
 
     /// Returns the frame to send, if any, as [`Nic::neighbour_should`] says.
@@ -56,7 +56,7 @@ impl NeighbourPause {
         let wanted = config.classes.send_pfc;
         let room = capacity.saturating_sub(headroom(config.line_rate().0, longest));
         let xoff = config.classes.xoff.map_or(room, |percent| capacity * usize::from(percent) / 100).max(1);
-        self.look_at = now + LOOKS;
+        self.check_at = now + LOOKS;
         let (enable, time) = match self.stopped {
             0 if waiting >= xoff => (wanted, QUANTA),
             0 => return None,
@@ -69,7 +69,7 @@ impl NeighbourPause {
     }
 
     /// Records a sent frame: `enable` is paused, or resumed.
-    pub(super) fn told(&mut self, now: Nanos, enable: u8, stops: bool, bits_per_second: f64) {
+    pub(super) fn record_sent(&mut self, now: Nanos, enable: u8, stops: bool, bits_per_second: f64) {
         self.stopped = if stops { enable } else { 0 };
         self.renew_at = now + Nanos((quanta_nanos(QUANTA, bits_per_second) / 2.0) as u64);
     }

@@ -14,7 +14,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::Qpn;
 
 /// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10 Gb/s. A QP that has
-/// no copies under way may add those of one burst.
+/// no copies under way may add the copies of one burst.
 pub(super) const MAX_HELD: usize = 8 << 20;
 
 /// The state of a parked QP.

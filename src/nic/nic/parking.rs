@@ -15,7 +15,7 @@
 //! The thread makes the batches of a process one after the other. Atomic operations of its QPs on one address are therefore serialized. Those of
 //! two processes on a page that both have mapped are not, unless the NIC has mapped it too.
 //!
-//! A command or work request that withdraws access takes effect at once, so that no new copy is listed. Its answer or completion waits for
+//! A command or work request that withdraws access takes effect immediately, so that no new copy is listed. Its answer or completion waits for
 //! the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If a batch does not come back in time, the
 //! memory is fenced, and the QPs that wait for it fail ([`Nic::abandon_overdue`]).
 
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use super::gsi::Gsis;
 use super::host_side::Registered;
 use super::parked::{KeptFrame, MAX_HELD, Parked, Piece, SetAside};
-use super::remote_copies::{Batch, Outcome};
+use super::remote_copies::{Batch, CopyOutcome};
 use super::table::NumberedTable;
 use super::{Nic, QpEntry, RxFrame};
 use crate::shared::remote_memory::RemoteMemory;
@@ -66,7 +66,7 @@ pub(super) struct Parking {
     /// Batches that the answer of the latest command waits for.
     awaited: Vec<u64>,
     /// When overdue batches were last looked for.
-    looked: Nanos,
+    checked_at: Nanos,
 }
 
 /// State of the batches that an answer waits for.
@@ -115,15 +115,15 @@ impl Nic {
         let mut failed = 0;
         batch.outcomes(|qp, outcome| match (&out, outcome) {
             _ if is_late => {}
-            (_, Outcome::Failed) if out.is_some() => {
+            (_, CopyOutcome::Failed) if out.is_some() => {
                 failed += 1;
                 self.qps.lose(qp);
             }
-            (_, Outcome::Failed) => {
+            (_, CopyOutcome::Failed) => {
                 failed += 1;
                 self.dma.remote.lose(qp);
             }
-            (_, Outcome::Atomic(resource, before)) => self.qps.atomic_done(qp, resource, before),
+            (_, CopyOutcome::Atomic(resource, before)) => self.qps.atomic_done(qp, resource, before),
         });
         self.counters.memory_faults += failed;
         let Some(out) = out else {
@@ -178,8 +178,8 @@ impl Nic {
     pub fn abandon_overdue(&mut self, now: Nanos, deadline: Nanos) -> bool {
         let mut overdue = Vec::new();
         // A NIC that was stopped, or had no processor, gives the threads their time again.
-        let was_stopped = now - self.parking.looked > deadline + Nanos(deadline.0 / 8);
-        self.parking.looked = now;
+        let was_stopped = now - self.parking.checked_at > deadline + Nanos(deadline.0 / 8);
+        self.parking.checked_at = now;
         for out in self.parking.out.iter_mut().filter(|out| !out.is_abandoned && out.since != Nanos::MAX) {
             if was_stopped || out.memory.is_paused() {
                 out.since = now;
@@ -360,7 +360,7 @@ impl Nic {
 
     /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them, and one that has lost a write none that could
     /// acknowledge it.
-    pub fn next_kept(&mut self, qp: QpIndex) -> Option<KeptFrame> {
+    pub fn next_frame(&mut self, qp: QpIndex) -> Option<KeptFrame> {
         let is_live = self.qps.get(qp.0)?.is_live();
         let parked = self.qps.parked_mut(qp)?;
         if parked.has_lost {
@@ -480,10 +480,10 @@ impl Parking {
         qps.iter().find_map(|(index, entry)| {
             let qp = QpIndex(index);
             let waits = entry.parked.as_ref().map_or(0, |parked| parked.batches);
-            let found = listed.iter().filter(|listed| **listed == qp).count();
+            let listings = listed.iter().filter(|listed| **listed == qp).count();
             let is_released = waits > 0 || entry.parked.is_none() || self.released.contains(&qp);
-            (waits != found || !is_released)
-                .then(|| format!("QP {} waits for {waits} batches, and {found} list it", entry.qp.qpn))
+            (waits != listings || !is_released)
+                .then(|| format!("QP {} waits for {waits} batches, and {listings} list it", entry.qp.qpn))
         })
     }
 }

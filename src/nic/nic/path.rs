@@ -28,7 +28,7 @@ impl Nic {
     /// Replaces the GIDs. QPs whose source is gone enter the error state, each with an event; work requests along handles from there fail.
     pub(super) fn set_gids(&mut self, now: Nanos, gids: Vec<LocalGid>) -> Result<Answer, ControlError> {
         self.gids.set(gids)?;
-        self.handles.mark_gone(|av| !self.gids.may_send(av));
+        self.handles.mark_removed(|av| !self.gids.may_send(av));
         for place in 0..self.qps.places() {
             let index = QpIndex(self.qps.name_at(place));
             let path = self.qps.get(index.0).and_then(|entry| entry.qp.attributes().av);

@@ -43,7 +43,7 @@ struct Pauses {
     time: Nanos,
 }
 
-/// How long a priority was paused lately, which shows that it is stuck.
+/// How long a priority was paused in the recent past, which shows that it is stuck.
 #[derive(Clone, Copy, Debug, Default)]
 struct Storm {
     /// Time of the last update.
@@ -58,7 +58,7 @@ struct Storm {
 
 impl Storm {
     /// Updates the account to `now`. True: a storm has been detected since.
-    fn look(&mut self, now: Nanos) -> bool {
+    fn update(&mut self, now: Nanos) -> bool {
         let stopped = self.until.min(now).since(self.at);
         let ran = now.since(self.at.max(self.until));
         self.stopped = self.stopped + stopped - Nanos(ran.0.saturating_mul(RUNNING_COUNTS));
@@ -77,7 +77,7 @@ impl Pauses {
     fn add(&mut self, now: Nanos, length: Nanos, quanta: u16, counters: &mut Counters) -> Option<Nanos> {
         self.frames += 1;
         let storm = &mut self.storm;
-        counters.rx_pause_storm_warning_events += u64::from(storm.look(now));
+        counters.rx_pause_storm_warning_events += u64::from(storm.update(now));
         if quanta > 0 && now < storm.ignored_until {
             counters.rx_pause_storm_ignored += 1;
             return None;
@@ -112,7 +112,7 @@ impl Nic {
         enable != 0
     }
 
-    /// Stops a priority for so many quanta of the line rate.
+    /// Stops a priority for this many quanta of the line rate.
     fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
         let line_rate = self.congestion.config.line_rate().0;
         let length = Nanos(mac_control::quanta_nanos(quanta, line_rate) as u64);

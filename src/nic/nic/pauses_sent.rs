@@ -13,7 +13,7 @@ impl Nic {
     }
 
     /// Returns the MAC control frame to send, if any, when the receive ring holds `waiting` of `capacity` frames of up to
-    /// `longest` bytes. Once the frame is sent, call [`Nic::has_told`].
+    /// `longest` bytes. Once the frame is sent, call [`Nic::pause_sent`].
     pub fn neighbour_should(
         &mut self,
         now: Nanos,
@@ -25,11 +25,11 @@ impl Nic {
     }
 
     /// Records that the frame of [`Nic::neighbour_should`] was sent.
-    pub fn has_told(&mut self, now: Nanos, control: MacControl) {
+    pub fn pause_sent(&mut self, now: Nanos, control: MacControl) {
         let MacControl::Pfc { enable, quanta } = control else { return };
         let stops = quanta != [0; 8];
         let Congestion { neighbour, config, .. } = &mut self.congestion;
-        neighbour.told(now, enable, stops, config.line_rate().0);
+        neighbour.record_sent(now, enable, stops, config.line_rate().0);
         self.counters.tx_prio_pause += u64::from(stops);
         self.counters.tx_prio_resume += u64::from(!stops);
     }
@@ -53,21 +53,21 @@ mod tests {
         let config = CongestionConfig { classes, line_rate, ..CongestionConfig::default() };
         nic.execute(Nanos::ZERO, Command::SetCongestion(Box::new(config))).expect("carried out");
         assert!(nic.sends_pauses());
-        let mut say = |us, waiting| {
+        let mut sent = |us, waiting| {
             let (now, ring) = (Nanos::from_micros(us), (waiting, 100));
             let control = nic.neighbour_should(now, ring, 1514)?;
-            nic.has_told(now, control);
+            nic.pause_sent(now, control);
             MacControl::parse(&Frame::whole(&control.build([2; 6])))
         };
         let pfc = |time| Some(MacControl::Pfc { enable: 0x18, quanta: [0, 0, 0, time, time, 0, 0, 0] });
-        assert_eq!(say(0, 49), None);
-        assert_eq!(say(1, 50), pfc(0xffff));
-        assert_eq!(say(2, 90), None, "the pause is still in force");
+        assert_eq!(sent(0, 49), None);
+        assert_eq!(sent(1, 50), pfc(0xffff));
+        assert_eq!(sent(2, 90), None, "the pause is still in force");
         // 65,535 quanta at 1 Gb/s are 33.6 ms.
-        assert_eq!(say(16_000, 90), None);
-        assert_eq!(say(17_000, 30), pfc(0xffff), "before the pause ends");
-        assert_eq!(say(17_001, 25), pfc(0));
-        assert_eq!(say(17_002, 49), None);
+        assert_eq!(sent(16_000, 90), None);
+        assert_eq!(sent(17_000, 30), pfc(0xffff), "before the pause ends");
+        assert_eq!(sent(17_001, 25), pfc(0));
+        assert_eq!(sent(17_002, 49), None);
     }
 
     /// A paused neighbour sends nothing, so the ring must be checked by a timer.
@@ -81,10 +81,10 @@ mod tests {
         assert_eq!(nic.next_deadline(), Nanos::MAX);
         let now = Nanos::from_micros(7);
         let control = nic.neighbour_should(now, (60, 100), 1514).expect("a pause");
-        nic.has_told(now, control);
+        nic.pause_sent(now, control);
         assert_eq!(nic.next_deadline(), now + LOOKS);
         let control = nic.neighbour_should(now + LOOKS, (10, 100), 1514).expect("an end of it");
-        nic.has_told(now + LOOKS, control);
+        nic.pause_sent(now + LOOKS, control);
         assert_eq!(nic.next_deadline(), Nanos::MAX);
     }
 }

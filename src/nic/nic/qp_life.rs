@@ -92,7 +92,7 @@ impl Nic {
     }
 
     pub(super) fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
-        // The protection domain and completion queue are those of the SRQ that each request names.
+        // The protection domain and completion queue are the ones of the SRQ that each request names.
         let (pd, cq) = (PdId(u32::MAX), CqIndex(u32::MAX));
         let caps = QpCaps { max_recv_sge: MAX_SGE as u32, ..QpCaps::NONE };
         let config = QpConfig {
@@ -137,8 +137,8 @@ impl Nic {
                 schedule: Schedule::new(QpIndex(index)),
                 capable: false,
                 notification_due: false,
-                has_heard: false,
-                has_asked: false,
+                has_received: false,
+                has_probed: false,
                 last_notification: LastNotification::default(),
                 own_control: None,
                 share: None,
@@ -223,8 +223,8 @@ impl Nic {
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return Ok(Answer::Done) };
         // A reset QP has lost its shared rate.
-        let begins_anew = next == QpState::Reset && entry.share.is_some();
-        if attr.av.is_some() || attr.rate_limit.is_some() || begins_anew {
+        let is_reset = next == QpState::Reset && entry.share.is_some();
+        if attr.av.is_some() || attr.rate_limit.is_some() || is_reset {
             self.reclassify(index);
             self.apply_control(now, index);
         }
@@ -293,8 +293,8 @@ impl QpEntry {
 
     /// True if [`Nic::fetch`] has work requests or receives to flush.
     #[inline]
-    pub(super) fn owes_flush(&self, srqs: &Srqs) -> bool {
-        self.qp.owes_sends() || (self.qp.flushes_receives() && self.receives.available(srqs) > 0)
+    pub(super) fn needs_flush(&self, srqs: &Srqs) -> bool {
+        self.qp.has_sends_to_flush() || (self.qp.flushes_receives() && self.receives.available(srqs) > 0)
     }
 
     pub(super) fn status(&self) -> QpStatus {

@@ -238,10 +238,10 @@ impl Nic {
         received: &RxFrame<'_>,
     ) -> Option<Verdict> {
         if self.config.serves
-            && let Some(kept) = self.parking.set_aside(&mut self.qps, QpIndex(index), received)
+            && let Some(has_place) = self.parking.set_aside(&mut self.qps, QpIndex(index), received)
         {
-            self.counters.rx_dropped_awaiting_copies += u64::from(!kept);
-            return Some(Verdict::AwaitsCopies { kept });
+            self.counters.rx_dropped_awaiting_copies += u64::from(!has_place);
+            return Some(Verdict::AwaitsCopies { is_held: has_place });
         }
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
@@ -253,7 +253,7 @@ impl Nic {
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
         watch.moved(qp, TimerCause::Packet);
         Watch::judged(qp, packet, &verdict);
-        entry.has_heard |= verdict.is_of_connection() || entry.has_asked && verdict == Verdict::Ghost;
+        entry.has_received |= verdict.is_of_connection() || entry.has_probed && verdict == Verdict::Ghost;
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }

@@ -28,7 +28,7 @@ const SPARE: usize = 16;
 const SPARE_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum CopyKind {
     Read,
     Write,
     /// A read-modify-write; the previous value is kept for this responder resource.
@@ -38,7 +38,7 @@ enum Kind {
 /// One copy of a batch.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
-    kind: Kind,
+    kind: CopyKind,
     address: u64,
     /// Position of the bytes in the batch.
     at: usize,
@@ -59,9 +59,9 @@ pub struct Batch {
     bytes: Vec<u8>,
 }
 
-/// The outcome of a write or an atomic operation for a QP. The previous value is that of an atomic operation, with its resource.
+/// The outcome of a write or an atomic operation for a QP. The previous value belongs to an atomic operation, with its resource.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Outcome {
+pub(super) enum CopyOutcome {
     Failed,
     Atomic(u8, u64),
 }
@@ -93,13 +93,13 @@ impl Batch {
     }
 
     /// Calls `each` with the QPs of writes and atomic operations that have failed or have a result.
-    pub(super) fn outcomes(&self, mut each: impl FnMut(Option<QpIndex>, Outcome)) {
-        for copy in self.copies.iter().filter(|copy| copy.kind != Kind::Read) {
+    pub(super) fn outcomes(&self, mut each: impl FnMut(Option<QpIndex>, CopyOutcome)) {
+        for copy in self.copies.iter().filter(|copy| copy.kind != CopyKind::Read) {
             match copy.kind {
-                _ if !copy.is_done => each(copy.qp, Outcome::Failed),
-                Kind::Atomic(_, resource) => {
+                _ if !copy.is_done => each(copy.qp, CopyOutcome::Failed),
+                CopyKind::Atomic(_, resource) => {
                     let before = self.bytes[copy.at..copy.at + 8].try_into().expect("8 bytes");
-                    each(copy.qp, Outcome::Atomic(resource, u64::from_ne_bytes(before)));
+                    each(copy.qp, CopyOutcome::Atomic(resource, u64::from_ne_bytes(before)));
                 }
                 _ => {}
             }
@@ -119,7 +119,7 @@ impl Batch {
         while first < self.copies.len() {
             let continues = |pair: &[Copy]| {
                 pair[0].kind == pair[1].kind
-                    && !matches!(pair[0].kind, Kind::Atomic(..))
+                    && !matches!(pair[0].kind, CopyKind::Atomic(..))
                     && pair[0].address.wrapping_add(pair[0].length as u64) == pair[1].address
             };
             let count = 1 + self.copies[first..].windows(2).take_while(|pair| continues(pair)).count();
@@ -137,9 +137,9 @@ impl Batch {
         let (first, last) = (self.copies[these.start], self.copies[these.end - 1]);
         let bytes = &mut self.bytes[first.at..last.at + last.length];
         let copied = match first.kind {
-            Kind::Read => self.memory.read(lookup, first.address, bytes),
-            Kind::Write => self.memory.write(lookup, first.address, bytes),
-            Kind::Atomic(operation, _) => {
+            CopyKind::Read => self.memory.read(lookup, first.address, bytes),
+            CopyKind::Write => self.memory.write(lookup, first.address, bytes),
+            CopyKind::Atomic(operation, _) => {
                 let mut before = [0; 8];
                 self.memory.read(lookup, first.address, &mut before).and_then(|()| {
                     bytes.copy_from_slice(&before);
@@ -156,7 +156,7 @@ impl Batch {
         is_done
     }
 
-    fn add(&mut self, kind: Kind, address: u64, length: usize, qp: Option<QpIndex>) -> &mut [u8] {
+    fn add(&mut self, kind: CopyKind, address: u64, length: usize, qp: Option<QpIndex>) -> &mut [u8] {
         let at = self.bytes.len();
         self.bytes.resize(at + length, 0);
         self.copies.push(Copy { kind, address, at, length, qp, is_done: false });
@@ -215,7 +215,7 @@ impl RemoteCopies {
     fn add(
         &mut self,
         memory: &Arc<RemoteMemory>,
-        kind: Kind,
+        kind: CopyKind,
         address: u64,
         length: usize,
         qp: Option<QpIndex>,
@@ -241,7 +241,7 @@ impl RemoteCopies {
         let memory = host.remote(to)?;
         let length = bytes.0.len() + bytes.1.len();
         Some(host.remote_places(to, length, |address, range| {
-            copy_range(bytes, range.clone(), self.add(memory, Kind::Write, address, range.len(), qp));
+            copy_range(bytes, range.clone(), self.add(memory, CopyKind::Write, address, range.len(), qp));
         }))
     }
 
@@ -281,7 +281,7 @@ impl RemoteCopies {
             DmaIn::Atomic { qp, resource, at, operation } => {
                 let memory = host.remote(at)?;
                 Some(host.remote_places(at, 8, |address, range| {
-                    self.add(memory, Kind::Atomic(operation, resource), address, range.len(), Some(qp));
+                    self.add(memory, CopyKind::Atomic(operation, resource), address, range.len(), Some(qp));
                 }))
             }
             DmaIn::Flush { .. } => None,
@@ -308,7 +308,7 @@ impl RemoteCopies {
                 let slot = self.batch(memory);
                 let first = self.length_of(slot);
                 let listed = host.remote_places(copy.from, usize::from(copy.length), |address, range| {
-                    self.add(memory, Kind::Read, address, range.len(), None);
+                    self.add(memory, CopyKind::Read, address, range.len(), None);
                 });
                 listed.map_or(Source::Missing, |()| Source::Remote(slot, first..self.length_of(slot)))
             }

@@ -255,7 +255,7 @@ impl Srqs {
 }
 
 impl Nic {
-    /// Makes a shared receive queue, or adds that of another worker of the device, which has armed the limit.
+    /// Makes a shared receive queue, or adds the queue of another worker of the device, which has armed the limit.
     pub(super) fn create_srq(
         &mut self,
         pd: PdId,
@@ -335,7 +335,7 @@ impl Nic {
         Ok(answer)
     }
 
-    /// Arms the limit. If fewer receives are left already, the event is raised at once.
+    /// Arms the limit. If fewer receives are left already, the event is raised immediately.
     fn arm_srq(&mut self, index: SrqIndex, limit: u32) -> Result<(), ControlError> {
         if self.srqs.get(index)?.receives.arm(limit) {
             self.srqs.reports.push((index, EventKind::SrqLimitReached));

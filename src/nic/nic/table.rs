@@ -20,7 +20,7 @@ const PLACES: u32 = u16::MAX as u32;
 const CHUNK: usize = 32;
 
 /// Slots in chunks of memory, which never move: objects lie in the table itself, a QP's state as well. A look-up then costs no cache
-/// line beside the object's, and successive objects lie at equal distances, which a processor can prefetch.
+/// line next to the object's, and successive objects lie at equal distances, which a processor can prefetch.
 #[derive(Debug)]
 struct Chunks<T> {
     chunks: Vec<Box<[Option<T>; CHUNK]>>,
@@ -276,8 +276,8 @@ impl<T> NumberedTable<T> {
     #[inline(always)]
     pub(super) fn find_mut(&mut self, number: u32) -> Option<(u32, &mut T)> {
         let place = self.decode(number)?;
-        let found = self.table.get_mut(place).filter(|found| found.number == number)?;
-        Some((found.name, &mut found.value))
+        let entry = self.table.get_mut(place).filter(|entry| entry.number == number)?;
+        Some((entry.name, &mut entry.value))
     }
 
     pub(super) fn remove(&mut self, name: u32) -> Option<T> {

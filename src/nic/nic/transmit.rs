@@ -27,8 +27,8 @@ impl Nic {
     }
 
     /// Decides whether acknowledgements precede all requests from now on, or one request may precede them. An adapter acknowledges
-    /// before its application can reply, and a program that waits for events may take its two completions for ordered: that of its
-    /// request before that of the reply to it (perftest with `-e`).
+    /// before its application can reply, and a program that waits for events may take its two completions for ordered: the completion of its
+    /// request before the completion of the reply to it (perftest with `-e`).
     pub fn acknowledge_first(&mut self, first: bool) {
         self.acknowledges_first = first;
     }

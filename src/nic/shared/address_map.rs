@@ -144,20 +144,20 @@ impl AddressMap {
     /// if writes to them do not reach the file (`MAP_PRIVATE`).
     pub(super) fn shared_file(&self, address: u64, length: u64) -> Option<(Range<u64>, MappedFile)> {
         let end = address.checked_add(length)?;
-        let found = match self.answers {
+        let mapping = match self.answers {
             true => self.query(address).ok()??,
-            false => {
-                Text::new(&self.maps).map_while(Result::ok).find(|found| found.range.contains(&address))?
-            }
+            false => Text::new(&self.maps)
+                .map_while(Result::ok)
+                .find(|mapping| mapping.range.contains(&address))?,
         };
-        let is_shared = found.flags & SHARED != 0 && found.file.inode != 0;
-        (is_shared && end <= found.range.end).then_some((found.range, found.file))
+        let is_shared = mapping.flags & SHARED != 0 && mapping.file.inode != 0;
+        (is_shared && end <= mapping.range.end).then_some((mapping.range, mapping.file))
     }
 
     /// Returns the mapping at an address.
     fn query(&self, address: u64) -> io::Result<Option<Lookup>> {
         let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
-        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no memory beside: both lengths of names are 0.
+        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no other memory: both lengths of names are 0.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
             Ok(_) => {
                 let device = (query.dev_major, query.dev_minor);
@@ -244,9 +244,9 @@ mod tests {
 
     /// By query and by text, where the kernel has both.
     fn maps() -> Vec<AddressMap> {
-        let asked = AddressMap::new(own("/proc/self/maps")).expect("a map");
+        let queried = AddressMap::new(own("/proc/self/maps")).expect("a map");
         let read = AddressMap { answers: false, maps: File::from(own("/proc/self/maps")) };
-        if asked.answers { vec![asked, read] } else { vec![read] }
+        if queried.answers { vec![queried, read] } else { vec![read] }
     }
 
     #[test]

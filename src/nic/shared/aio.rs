@@ -84,7 +84,7 @@ impl Signals {
 
     /// Adds 1 to the counter of an eventfd. A counter at 2^64 - 1 stays there.
     pub(super) fn raise(&self, event: BorrowedFd<'_>) {
-        // The context may be full of completions that were not taken, and after they were taken by those of other threads.
+        // The context may be full of completions that were not taken, and after they were taken by other threads' completions.
         while self.submit(event) == Err(Errno::EAGAIN) {
             self.take_completions();
         }

@@ -69,8 +69,8 @@ impl ClientDoorbells {
     /// Removes a page.
     pub fn remove(&self, id: DoorbellsId) {
         let mut pages = lock(&self.pages);
-        let (gone, all): (Vec<_>, Vec<_>) = pages.all.iter().cloned().partition(|page| page.id == id);
-        for page in gone {
+        let (removed, all): (Vec<_>, Vec<_>) = pages.all.iter().cloned().partition(|page| page.id == id);
+        for page in removed {
             // Fails only if the eventfd is not in the set.
             let _ = pages.wakes.as_ref().map(|wakes| wakes.delete(page.bells.wake_fd()));
         }
@@ -81,7 +81,7 @@ impl ClientDoorbells {
 
     /// Number of pages.
     #[cfg(any(test, feature = "testing"))]
-    pub fn pages_heard(&self) -> usize {
+    pub fn page_count(&self) -> usize {
         self.pages().map_or(0, |pages| pages.all.len())
     }
 
@@ -171,81 +171,81 @@ mod tests {
 
     #[test]
     fn removed_page_neither_rings_nor_wakes() {
-        let guests = ClientDoorbells::default();
+        let doorbells = ClientDoorbells::default();
         let pages = [0, 1].map(|_| Doorbells::new(64).expect("a page"));
-        let heard = || {
+        let rung = || {
             let mut all = Vec::new();
-            guests.take(usize::MAX, |_, index| {
+            doorbells.take(usize::MAX, |_, index| {
                 all.push(index.0);
                 (1, false)
             });
             all
         };
-        let [a, b] = [0, 1].map(|at: usize| guests.add(pages[at].clone()).expect("a descriptor"));
+        let [a, b] = [0, 1].map(|at: usize| doorbells.add(pages[at].clone()).expect("a descriptor"));
         pages[1].ring(QpIndex(5));
         pages[0].ring(QpIndex(7));
-        assert!(guests.any());
-        assert_eq!((heard(), heard()), (vec![7, 5], vec![]));
+        assert!(doorbells.any());
+        assert_eq!((rung(), rung()), (vec![7, 5], vec![]));
 
-        let sleep = guests.sleep_begins();
+        let sleep = doorbells.sleep_begins();
         assert!(!is_readable(&sleep));
         pages[1].ring(QpIndex(3));
         assert!(is_readable(&sleep));
         sleep.ends(true);
         assert!(!is_readable(&sleep), "its wake-up was taken");
-        guests.remove(a);
-        let sleep = guests.sleep_begins();
+        doorbells.remove(a);
+        let sleep = doorbells.sleep_begins();
         pages[0].ring(QpIndex(9));
         assert!(!is_readable(&sleep));
         sleep.ends(false);
-        assert_eq!(heard(), [3]);
-        guests.remove(b);
-        assert!(!guests.any());
+        assert_eq!(rung(), [3]);
+        doorbells.remove(b);
+        assert!(!doorbells.any());
     }
 
     #[test]
     fn every_bell_is_heard_within_the_budget() {
-        let guests = ClientDoorbells::default();
+        let doorbells = ClientDoorbells::default();
         let page = Doorbells::new(300).expect("a page");
-        guests.add(page.clone()).expect("a descriptor");
+        doorbells.add(page.clone()).expect("a descriptor");
         (0..300).for_each(|index| page.ring(QpIndex(index)));
-        let mut heard = [0; 300];
+        let mut visits = [0; 300];
         for _ in 0..6 {
             let mut cost = 0;
-            let more = guests.take(64, |_, index| {
-                heard[index.0 as usize] += 1;
+            let more = doorbells.take(64, |_, index| {
+                visits[index.0 as usize] += 1;
                 cost += 2;
                 (2, index.0 < 200)
             });
             assert!(more && cost == 64, "{cost}");
         }
-        assert!(heard[..64].iter().all(|times| *times == 1), "{heard:?}");
-        assert!(heard[64..192].iter().all(|times| *times == 1), "{heard:?}");
+        assert!(visits[..64].iter().all(|times| *times == 1), "{visits:?}");
+        assert!(visits[64..192].iter().all(|times| *times == 1), "{visits:?}");
         for again in [true, false] {
             for _ in 0..20 {
-                guests.take(64, |_, index| {
-                    heard[index.0 as usize] += 1;
+                doorbells.take(64, |_, index| {
+                    visits[index.0 as usize] += 1;
                     (1, again && index.0 < 200)
                 });
             }
         }
-        assert!(heard.iter().all(|times| *times > 0), "{heard:?}");
-        assert!(!guests.any());
+        assert!(visits.iter().all(|times| *times > 0), "{visits:?}");
+        assert!(!doorbells.any());
     }
 
     #[test]
     fn eventfd_of_client_wakes_and_is_not_read() {
         const ROUNDS: u64 = 3 * AT_ONCE as u64;
-        let guests = ClientDoorbells::default();
+        let doorbells = ClientDoorbells::default();
         let pages: Vec<_> = (0..2 * AT_ONCE + 3)
             .map(|_| {
                 let (bells, [_page, rung], _held) = Doorbells::for_client(64).expect("a page");
-                guests.add(bells).expect("a descriptor");
+                doorbells.add(bells).expect("a descriptor");
                 EventFdOfClient(rung)
             })
             .collect();
         for round in 1..=ROUNDS {
-            let sleep = guests.sleep_begins();
+            let sleep = doorbells.sleep_begins();
             assert!(!is_readable(&sleep), "round {round}");
             pages.iter().for_each(|page| page.add(1));
             assert!(is_readable(&sleep));
@@ -253,10 +253,10 @@ mod tests {
         }
         // A full counter takes no more, so its client wakes nobody any more.
         pages[0].add(u64::MAX - 1 - ROUNDS);
-        let sleep = guests.sleep_begins();
+        let sleep = doorbells.sleep_begins();
         assert!(is_readable(&sleep));
         sleep.ends(true);
-        let sleep = guests.sleep_begins();
+        let sleep = doorbells.sleep_begins();
         assert!(!is_readable(&sleep));
         pages[1].add(1);
         assert!(is_readable(&sleep), "others do");

@@ -14,7 +14,7 @@
 //!
 //! A slot's sequence is the lap, from 1 and modulo 256, in which it was last filled. Its word is stored last, with Release: several
 //! workers may produce, the application never sees half a slot, and zeroed memory reads as empty. A slot is filled once in each lap,
-//! so that its sequence is that of this lap or of the one before. Two slots are a cache line; only datagrams have a source.
+//! so that its sequence belongs to this lap or to the one before. Two slots are a cache line; only datagrams have a source.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ const TRIES: u32 = 1 << 10;
 const SLOT: usize = 4;
 const TIME: usize = 2;
 const HEAD: usize = 3;
-/// Flag of a head, beside [`WcFlags`]: the slot's source is not zero.
+/// Flag of a head, next to [`WcFlags`]: the slot's source is not zero.
 const SOURCED: u64 = 1 << (16 + 6);
 
 /// The completions for which the application wants an event.
@@ -283,11 +283,11 @@ impl CompletionRing {
     /// How many wait, if the other ring does not hold as many; nothing has changed then.
     pub fn begin_move(&self, to: CompletionRing) -> Result<Move, u32> {
         let first = self.word(CONSUMER).load(Acquire);
-        let left = self.word(PRODUCER).load(Acquire).wrapping_sub(first);
-        if to.capacity < left {
-            return Err(left.try_into().unwrap_or(u32::MAX));
+        let remaining = self.word(PRODUCER).load(Acquire).wrapping_sub(first);
+        if to.capacity < remaining {
+            return Err(remaining.try_into().unwrap_or(u32::MAX));
         }
-        Ok(Move { to, first, left, moved: 0 })
+        Ok(Move { to, first, remaining, moved: 0 })
     }
 
     /// The application's side: the numbers of completions polled and published since the queue was made.
@@ -301,14 +301,14 @@ impl CompletionRing {
         self.is_filled(self.slot(position)[HEAD].load(Acquire), position)
     }
 
-    /// True if this head of a slot is that of the lap of this position.
+    /// True if this head of a slot belongs to the lap of this position.
     #[inline(always)]
     fn is_filled(&self, head: u64, position: u64) -> bool {
         (head >> 56) as u8 == self.lap(position)
     }
 
     /// The application's side: requests an event. Returns true if a wanted completion is already waiting that no event covers: its
-    /// event is raised at once, and the caller must wake the threads that wait for events. ConnectX does the same, by the
+    /// event is raised immediately, and the caller must wake the threads that wait for events. ConnectX does the same, by the
     /// `last_notified_index` of its queues. A completion that an event has covered raises no other: a program may arm again before
     /// it polls, as perftest does.
     #[must_use]
@@ -363,7 +363,7 @@ pub struct Move {
     /// The position of the first completion that moves.
     first: u64,
     /// Completions that are still to move.
-    left: u64,
+    remaining: u64,
     /// Completions that are in the other ring. Only the move writes there: its indices, which a client could overwrite, are not read.
     moved: u64,
 }
@@ -371,7 +371,7 @@ pub struct Move {
 impl Move {
     /// Number of completions pushed to the ring `from`.
     pub fn add(&mut self, pushed: usize) {
-        self.left += pushed as u64;
+        self.remaining += pushed as u64;
     }
 
     /// Moves up to `most` completions. True: all have moved, and the other ring takes over.
@@ -381,26 +381,26 @@ impl Move {
     pub fn go_on(&mut self, from: &CompletionRing, most: u64) -> Result<bool, Overflow> {
         let mut result = Ok(true);
         // No more than were there: another process may write completions meanwhile, or name the memory of the old ring for the new one.
-        for _ in 0..self.left.min(most) {
-            self.left -= 1;
+        for _ in 0..self.remaining.min(most) {
+            self.remaining -= 1;
             let Some((wc, time)) = from.poll_timed() else {
-                self.left = 0;
+                self.remaining = 0;
                 break;
             };
             if self.moved == self.to.capacity {
-                self.left = 0;
+                self.remaining = 0;
                 result = Err(Overflow);
                 break;
             }
             self.to.write(self.to.memory.words(), self.moved, &wc, time);
             self.moved += 1;
         }
-        if self.left > 0 {
+        if self.remaining > 0 {
             return Ok(false);
         }
         self.to.word(PRODUCER).store(self.moved, Release);
-        let told = from.word(TOLD).load(Relaxed).saturating_sub(self.first);
-        self.to.word(TOLD).store(told, Relaxed);
+        let notified = from.word(TOLD).load(Relaxed).saturating_sub(self.first);
+        self.to.word(TOLD).store(notified, Relaxed);
         self.to.word(ARMED).store(from.word(ARMED).load(Acquire), Release);
         self.to.word(EVENTS).store(from.word(EVENTS).load(Acquire), Release);
         result

@@ -169,7 +169,7 @@ impl Doorbells {
         // Bits below `first` in its word of the bells, and bits below that word's in the summary.
         let (low, before) = ((1u64 << (first % 64)) - 1, (1u64 << (start % 64)) - 1);
         let last = before | u64::from(low != 0) << (start % 64);
-        let mut left = budget;
+        let mut remaining = budget;
         // The summary word that holds `first` is visited twice: at first without the indices below `first`, at last for these
         // alone.
         for step in 0..self.summaries + usize::from(last != 0) {
@@ -181,13 +181,13 @@ impl Doorbells {
                 let of_first = if step == 0 { !low } else { low };
                 let these = if word == start { of_first } else { u64::MAX };
                 let is_there = word < self.bells;
-                let mut bits = if is_there && left > 0 { take_bits(self.bell(word), these) } else { 0 };
-                while bits != 0 && left > 0 {
+                let mut bits = if is_there && remaining > 0 { take_bits(self.bell(word), these) } else { 0 };
+                while bits != 0 && remaining > 0 {
                     let cost = each(QpIndex((word * 64) as u32 + bits.trailing_zeros()));
-                    left = left.saturating_sub(cost.max(1));
+                    remaining = remaining.saturating_sub(cost.max(1));
                     bits &= bits - 1;
                 }
-                if left == 0 && is_there {
+                if remaining == 0 && is_there {
                     self.bell(word).fetch_or(bits, AcqRel);
                     self.summary(s).fetch_or(words, Release);
                     return ((word * 64) as u32 + bits.trailing_zeros()) % (self.bells * 64) as u32;

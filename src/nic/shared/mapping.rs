@@ -96,8 +96,8 @@ impl Mapping {
     /// # Errors
     /// If some pages are missing, or could be taken away.
     pub(super) fn hold(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let kept = SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL;
-        fcntl(fd, FcntlArg::F_ADD_SEALS(kept)).map_err(|error| {
+        let seals = SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL;
+        fcntl(fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| {
             invalid(format!("it cannot be sealed against holes (F_SEAL_FUTURE_WRITE, Linux 5.1): {error}"))
         })?;
         let stat = fstat(fd)?;

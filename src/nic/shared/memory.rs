@@ -47,7 +47,7 @@ struct Owned {
 
 // SAFETY: plain memory, reached only by the raw copies of `HostMemory`.
 unsafe impl Send for Owned {}
-// SAFETY: only the raw copies of `HostMemory` access the bytes, no reference does. Their races are those of RDMA memory.
+// SAFETY: only the raw copies of `HostMemory` access the bytes, no reference does. Their races are the races of RDMA memory.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {

@@ -123,17 +123,17 @@ fn end_of_a_write_is_one_last_store() {
 fn file_is_found_for_shared_memory_only() {
     const LENGTH: usize = 8192;
     let (fd, memory) = file_of_program(LENGTH);
-    let found = |at: u64, length| {
+    let file_of = |at: u64, length| {
         let base = NonNull::new((memory.address() + at) as *mut u8).expect("mapped");
         // SAFETY: the mapping is never unmapped, and no reference into it exists.
         unsafe { HostMemory::borrowed(base, length) }.file()
     };
-    assert_eq!(found(0, LENGTH).expect("a shared mapping").offset(), 0);
-    assert_eq!(found(5000, 100).expect("a shared mapping").offset(), 5000);
-    assert!(found(0, LENGTH + 1).is_none(), "beyond its end");
+    assert_eq!(file_of(0, LENGTH).expect("a shared mapping").offset(), 0);
+    assert_eq!(file_of(5000, 100).expect("a shared mapping").offset(), 5000);
+    assert!(file_of(0, LENGTH + 1).is_none(), "beyond its end");
     drop(fd);
     // Without a descriptor, only CAP_CHECKPOINT_RESTORE allows opening a file that has no name.
-    assert_eq!(found(0, LENGTH).is_some(), nix::unistd::geteuid().is_root());
+    assert_eq!(file_of(0, LENGTH).is_some(), nix::unistd::geteuid().is_root());
     let mut private = vec![0u8; LENGTH];
     let private = NonNull::new(private.as_mut_ptr()).expect("memory");
     // SAFETY: the vector lives until the end of the test, and no other reference into it exists.

@@ -82,7 +82,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Makes a notifier for up to `targets` targets beside the messages.
+    /// Makes a notifier for up to `targets` targets in addition to the messages.
     ///
     /// # Errors
     /// If there is no memory or descriptor for it.

@@ -30,7 +30,7 @@ pub struct Region {
 
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which any thread may use.
 unsafe impl Send for Region {}
-// SAFETY: the memory is only reached as `&[AtomicU64]`, which many threads may use at once.
+// SAFETY: the memory is only reached as `&[AtomicU64]`, which many threads may use concurrently.
 unsafe impl Sync for Region {}
 
 /// Heap memory.
@@ -189,7 +189,7 @@ impl Region {
     }
 }
 
-/// The words of a region, with their address beside the handle. A queue that looks them up by its [`Region`] touches one cache
+/// The words of a region, with their address next to the handle. A queue that looks them up by its [`Region`] touches one cache
 /// line more, which with thousands of queues is a miss.
 #[derive(Clone, Debug)]
 pub struct Words {
@@ -220,7 +220,7 @@ impl Words {
     /// As [`Region::words`].
     #[inline(always)]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: base and count are those of the region, which the handle keeps and which never change: see `Region::words`.
+        // SAFETY: base and count are the region's, which the handle keeps and which never change: see `Region::words`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }

@@ -1,6 +1,6 @@
 //! A receive queue that many QPs take from: the NIC's side.
 //!
-//! The memory is that of any receive queue ([`super::work_queue`]), but several takers advance its position, possibly on different
+//! The memory is laid out as in any receive queue ([`super::work_queue`]), but several takers advance its position, possibly on different
 //! workers. A taker copies the slot at the position, then advances the position by compare-and-swap:
 //!
 //! * If another taker was faster, the copy is discarded, because the application may already be overwriting the slot.
@@ -26,7 +26,7 @@ pub struct Taken {
     pub limit_reached: bool,
 }
 
-/// The queue. Several workers may call its methods at once, except [`end_move`](SharedReceives::end_move).
+/// The queue. Several workers may call its methods concurrently, except [`end_move`](SharedReceives::end_move).
 #[derive(Debug)]
 pub struct SharedReceives {
     ring: RecvRing,

@@ -1,4 +1,4 @@
-//! Synchronization primitives of this module. `tests/handoff` replaces them by those of a model checker.
+//! Synchronization primitives of this module. `tests/handoff` replaces them by the primitives of a model checker.
 
 pub(super) use super::aio::Signals;
 pub(super) use nix::sys::eventfd::{EfdFlags, EventFd};

@@ -33,7 +33,7 @@ pub struct AddressHandle {
     av: AddressVector,
     tag: Option<u16>,
     /// True if the local GID was removed. The handle then serves no work request.
-    gone: bool,
+    is_removed: bool,
     /// Headers up to UDP. The sender fills in its own UDP source port.
     pub template: Template,
 }
@@ -90,7 +90,8 @@ impl AddressHandles {
             None => return None,
         };
         let template = template_of(av, 0, tag);
-        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, av: *av, tag, gone: false, template });
+        self.slots[index] =
+            Some(AddressHandle { pd, sgid: av.sgid, av: *av, tag, is_removed: false, template });
         Some(AhId(u32::from(self.generations[index]) << 16 | index as u32))
     }
 
@@ -107,13 +108,13 @@ impl AddressHandles {
 
     /// Returns the handle with this id, if its local GID still exists.
     pub fn find(&self, id: AhId) -> Option<&AddressHandle> {
-        self.named(id).filter(|handle| !handle.gone)
+        self.named(id).filter(|handle| !handle.is_removed)
     }
 
     /// Marks the handles whose path `is_gone`, and unmarks the others.
-    pub fn mark_gone(&mut self, is_gone: impl Fn(&AddressVector) -> bool) {
+    pub fn mark_removed(&mut self, is_gone: impl Fn(&AddressVector) -> bool) {
         for handle in self.slots.iter_mut().flatten() {
-            handle.gone = is_gone(&handle.av);
+            handle.is_removed = is_gone(&handle.av);
         }
     }
 

@@ -109,7 +109,7 @@ impl Source {
 
 /// Result of taking a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Found {
+pub enum ReceiveResult {
     /// A receive was taken.
     Receive,
     /// No receive was posted.
@@ -120,9 +120,10 @@ pub enum Found {
     Unfit,
 }
 
-impl Found {
+impl ReceiveResult {
     /// All values.
-    pub const ALL: [Found; 4] = [Found::Receive, Found::Nothing, Found::NoQueue, Found::Unfit];
+    pub const ALL: [ReceiveResult; 4] =
+        [ReceiveResult::Receive, ReceiveResult::Nothing, ReceiveResult::NoQueue, ReceiveResult::Unfit];
 }
 
 /// A received message that takes a receive.
@@ -133,7 +134,7 @@ pub struct Receipt {
     /// Source of the receive.
     pub source: Source,
     /// Result.
-    pub found: Found,
+    pub result: ReceiveResult,
 }
 
 /// Effect of a completion, or of time, on the event of a completion queue.
@@ -141,7 +142,7 @@ pub struct Receipt {
 pub enum EventEffect {
     /// No event was requested.
     Unasked,
-    /// The event was raised at once.
+    /// The event was raised immediately.
     AtOnce,
     /// The event is held back from now on (moderation).
     HeldBack,
@@ -210,7 +211,7 @@ impl Coverage {
     }
 
     fn receipt_index(receipt: Receipt) -> usize {
-        (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.found as usize
+        (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.result as usize
     }
 
     /// Returns the number of received messages of this kind.
@@ -250,7 +251,8 @@ impl Coverage {
 #[cfg(feature = "planted-bugs")]
 mod record {
     use super::{
-        Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
+        Arrival, Coverage, EventEffect, Place, Receipt, ReceiveResult, Source, Timer, TimerCause,
+        TimerTransition,
     };
     use crate::transport::{Check, Qp, Verdict};
     use crate::verbs::{QpState, QpType};
@@ -311,13 +313,13 @@ mod record {
 
         /// Records the verdict of a received packet.
         pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
-            let (Some(found), Some(service)) = (found(packet, verdict), qp.service) else { return };
+            let (Some(result), Some(service)) = (result_of(packet, verdict), qp.service) else { return };
             let source = match (qp.qp_type, qp.shares_receives) {
                 (QpType::XrcRecv, _) => Source::Named,
                 (_, true) => Source::Shared,
                 (_, false) => Source::Own,
             };
-            let receipt = Receipt { service, source, found };
+            let receipt = Receipt { service, source, result };
             note(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
         }
 
@@ -338,7 +340,7 @@ mod record {
     }
 
     /// Returns the result for a packet that takes a receive. `None`: it takes none, or failed an earlier check.
-    fn found(packet: &Packet, verdict: &Verdict) -> Option<Found> {
+    fn result_of(packet: &Packet, verdict: &Verdict) -> Option<ReceiveResult> {
         let takes = match (packet.info().operation, packet.info().position) {
             (Operation::Send, Position::First | Position::Only) => true,
             (Operation::Write, _) => packet.imm().is_some(),
@@ -346,11 +348,11 @@ mod record {
         };
         match verdict {
             _ if !takes => None,
-            Verdict::Executed => Some(Found::Receive),
-            Verdict::NotReady | Verdict::NoReceive => Some(Found::Nothing),
-            Verdict::Refused(Check::NoSuchQueue) => Some(Found::NoQueue),
+            Verdict::Executed => Some(ReceiveResult::Receive),
+            Verdict::NotReady | Verdict::NoReceive => Some(ReceiveResult::Nothing),
+            Verdict::Refused(Check::NoSuchQueue) => Some(ReceiveResult::NoQueue),
             Verdict::Refused(Check::ReceiveLength | Check::ReceiveProtection | Check::ReceiveNoPage)
-            | Verdict::ReceiveFailed(_) => Some(Found::Unfit),
+            | Verdict::ReceiveFailed(_) => Some(ReceiveResult::Unfit),
             _ => None,
         }
     }

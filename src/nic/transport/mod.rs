@@ -287,7 +287,7 @@ impl TxPlan {
         self.payload_len > 0
             || matches!(
                 self.origin,
-                Origin::Request | Origin::Probe | Origin::Question | Origin::Unacknowledged
+                Origin::Request | Origin::Probe | Origin::PeerProbe | Origin::Unacknowledged
             )
     }
 
@@ -304,7 +304,7 @@ pub(crate) enum Origin {
     /// A probe for an acknowledgement.
     Probe,
     /// A packet that asks whether the peer still has the connection.
-    Question,
+    PeerProbe,
     Reply,
     /// A request of a service without acknowledgements. Complete when its last packet is sent.
     Unacknowledged,

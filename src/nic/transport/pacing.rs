@@ -1,6 +1,6 @@
 //! Pacing: when a QP's next packet may be sent, and the inputs of its reaction point.
 //!
-//! Requests and READ responses wait for their time. ACKs and atomic responses are sent at once: they are small, and the
+//! Requests and READ responses wait for their time. ACKs and atomic responses are sent immediately: they are small, and the
 //! peer's rate depends on them. A QP at line rate is not held back, because the link paces it.
 //!
 //! A data packet causes at most one notification. Therefore a QP handles only as many notifications as it has sent data
@@ -158,7 +158,7 @@ impl Pacing {
     }
 
     /// True if the reaction point measures round trips.
-    pub fn goes_by_delay(&self) -> bool {
+    pub fn is_delay_based(&self) -> bool {
         self.pace.as_ref().is_some_and(|pace| pace.measures())
     }
 
@@ -195,8 +195,9 @@ impl Pacing {
         pace.share = share.cloned();
         let same_line = std::mem::replace(&mut pace.line_rate, line_rate) == line_rate;
         pace.limit = limit;
-        let kept = same_line && pace.control.as_mut().is_some_and(|kept| kept.set(now, control));
-        if !kept {
+        let is_adjusted =
+            same_line && pace.control.as_mut().is_some_and(|is_adjusted| is_adjusted.set(now, control));
+        if !is_adjusted {
             pace.control = control.control(line_rate, now);
         }
         let most = if PlantedBug::BurstsWithoutBound.is() { u32::MAX } else { bursts.max_burst };
@@ -248,9 +249,9 @@ impl Pacing {
 
     /// True if packets of `bytes` bytes are so far apart that `count` of them take longer than half of `timeout`.
     #[cold]
-    pub(super) fn are_far_apart(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
+    pub(super) fn exceeds_timeout(&self, now: Nanos, bytes: u64, count: u32, timeout: Nanos) -> bool {
         let Some(pace) = &self.pace else { return false };
-        // With a shared rate, the next turn comes after those of the other QPs.
+        // With a shared rate, the next turn comes after the other QPs' turns.
         let turn = pace.share.as_ref().map_or(Nanos::ZERO, |share| share.ready_at().since(now));
         let next = pace.last_rate().nanos_for(bytes).max(turn.0 as f64);
         next * f64::from(count) > timeout.0 as f64 / 2.0
@@ -292,7 +293,7 @@ impl Pacing {
     pub(super) fn acknowledged(&mut self, now: Nanos, arrived: Nanos, arrival: &Arrival) {
         let Some(pace) = &mut self.pace else { return };
         pace.unnotified.acknowledged(arrival.under_way);
-        let Some((psn, left)) = pace.probe else { return };
+        let Some((psn, sent_at)) = pace.probe else { return };
         if !psn.is_before(arrival.una) {
             return;
         }
@@ -302,7 +303,7 @@ impl Pacing {
         if arrival.is_going_back {
             return;
         }
-        let sample = Sample { round_trip: arrived.since(left), bytes: u64::from(packets) * arrival.mtu };
+        let sample = Sample { round_trip: arrived.since(sent_at), bytes: u64::from(packets) * arrival.mtu };
         if let Some(control) = &mut pace.control
             && control.acknowledged(now, sample)
         {

@@ -65,7 +65,7 @@ const REMEMBERED: usize = 64;
 pub struct CachedPermutation<const HALF_BITS: u32, const INDEX_BITS: u32> {
     permutation: Feistel<HALF_BITS, INDEX_BITS>,
     /// Numbers with their index, at the place given by the number's low bits.
-    lately: Box<[Cell<(u32, u16)>; REMEMBERED]>,
+    recent: Box<[Cell<(u32, u16)>; REMEMBERED]>,
 }
 
 impl<const HALF_BITS: u32, const INDEX_BITS: u32> CachedPermutation<HALF_BITS, INDEX_BITS> {
@@ -74,7 +74,7 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> CachedPermutation<HALF_BITS, I
         let permutation = Feistel::new(seed);
         // A valid entry for number 0. No value is free to mark an empty entry.
         let zero = (0, permutation.decode(0).0);
-        CachedPermutation { permutation, lately: Box::new(std::array::from_fn(|_| Cell::new(zero))) }
+        CachedPermutation { permutation, recent: Box::new(std::array::from_fn(|_| Cell::new(zero))) }
     }
 
     /// Same as [`Feistel::encode`].
@@ -90,15 +90,15 @@ impl<const HALF_BITS: u32, const INDEX_BITS: u32> CachedPermutation<HALF_BITS, I
     /// Returns the index of a number.
     #[inline]
     pub fn index_of(&self, number: u32) -> u16 {
-        let place = &self.lately[number as usize % REMEMBERED];
+        let place = &self.recent[number as usize % REMEMBERED];
         match place.get() {
             (last, index) if last == number => index,
-            _ => self.look_up(number, place),
+            _ => self.recent_index(number, place),
         }
     }
 
     #[inline(never)]
-    fn look_up(&self, number: u32, place: &Cell<(u32, u16)>) -> u16 {
+    fn recent_index(&self, number: u32, place: &Cell<(u32, u16)>) -> u16 {
         let (index, _) = self.permutation.decode(number);
         place.set((number, index));
         index

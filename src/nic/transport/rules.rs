@@ -24,8 +24,8 @@ impl Segment {
     #[inline(always)]
     pub(super) fn of(length: u64, k: u32, mtu: u64) -> Segment {
         let offset = u64::from(k) * mtu;
-        let left = length - offset;
-        Segment { offset, length: left.min(mtu) as u16, first: k == 0, last: left <= mtu }
+        let remaining = length - offset;
+        Segment { offset, length: remaining.min(mtu) as u16, first: k == 0, last: remaining <= mtu }
     }
 
     /// Returns the opcode of a SEND or WRITE packet without immediate and invalidation, of RC.
@@ -61,15 +61,15 @@ pub(super) fn read_response_opcode(k: u32, packets: u32) -> Opcode {
     }
 }
 
-/// True if packet `k` of a READ response may have this position. `asked_from`: the packet from which the READ was requested last;
+/// True if packet `k` of a READ response may have this position. `requested_from`: the packet from which the READ was requested last;
 /// `last`: it is the last packet.
 ///
 /// The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with
 /// FIRST or ONLY (the specification). Both are accepted; the PSN gives the offset.
 //= IBTA 9.9.2: response-fits-its-request
 #[inline(always)]
-pub(super) fn response_fits(position: Position, k: u32, asked_from: u32, last: bool) -> bool {
-    let (begins, continues) = (k == asked_from, k > 0);
+pub(super) fn response_fits(position: Position, k: u32, requested_from: u32, last: bool) -> bool {
+    let (begins, continues) = (k == requested_from, k > 0);
     match position {
         Position::First => begins && !last,
         Position::Middle => continues && !last,
@@ -78,10 +78,10 @@ pub(super) fn response_fits(position: Position, k: u32, asked_from: u32, last: b
     }
 }
 
-/// True if `length` bytes are those of response packet `k` of this READ. `mtu` in bytes.
+/// True if `length` bytes are the payload of response packet `k` of this READ. `mtu` in bytes.
 pub(super) fn is_packet_of(wqe: &Wqe, k: u32, length: usize, mtu: usize) -> bool {
-    let left = wqe.length().saturating_sub(u64::from(k) * mtu as u64);
-    wqe.wr.opcode == WrOpcode::Read && length as u64 == left.min(mtu as u64)
+    let remaining = wqe.length().saturating_sub(u64::from(k) * mtu as u64);
+    wqe.wr.opcode == WrOpcode::Read && length as u64 == remaining.min(mtu as u64)
 }
 
 /// True if a SEND or WRITE packet has the length that its position asks for. A LAST packet may be empty here.

@@ -82,9 +82,9 @@ fn walk(
     access: Access,
     mut piece: impl FnMut(Span, u64),
 ) -> Result<(), ListError> {
-    let (mut skip, mut left) = (offset, length);
+    let (mut skip, mut remaining) = (offset, length);
     for sge in sges {
-        if left == 0 {
+        if remaining == 0 {
             break;
         }
         let here = u64::from(sge.length);
@@ -92,16 +92,16 @@ fn walk(
             skip -= here;
             continue;
         }
-        let take = left.min(here - skip);
+        let take = remaining.min(here - skip);
         let address = sge.addr.checked_add(skip).ok_or(ListError::Protection)?;
         let span =
             //= IBTA 10.7.2: lkey-is-checked
             memory.check_local(pd, sge.lkey.0, address, take, access).map_err(|_| ListError::Protection)?;
         piece(span, take);
         skip = 0;
-        left -= take;
+        remaining -= take;
     }
-    if left == 0 { Ok(()) } else { Err(ListError::TooShort) }
+    if remaining == 0 { Ok(()) } else { Err(ListError::TooShort) }
 }
 
 /// Checks every entry that is not empty.

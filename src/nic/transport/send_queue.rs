@@ -22,7 +22,7 @@ pub struct Wqe {
     /// Number of PSNs that it takes. Valid if `started`.
     pub packets: u32,
     /// READ: the response packet from which the last request asked. Otherwise the packet sent last.
-    pub asked_from: u32,
+    pub requested_from: u32,
     /// Number of entries of its scatter/gather list.
     num_sge: u8,
     /// False if the opcode in the slot was invalid.
@@ -232,7 +232,7 @@ impl SendQueue {
             && matches!(wr.opcode, WrOpcode::Send | WrOpcode::Write)
             && !wr.flags.contains(SendFlags::FENCE)
             && length <= MAX_MESSAGE;
-        wqe.asked_from = 0;
+        wqe.requested_from = 0;
         if self.has_addresses || wr.opcode.has_operands() {
             let SendWr { compare_add, swap, ud, remote_srqn, .. } = wr;
             self.operands[slot] = Operands { compare_add, swap, ud, remote_srqn };

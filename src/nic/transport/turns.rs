@@ -28,13 +28,13 @@ impl Turns {
 
     /// Records a sent request. `replies_wait`: a reply is pending.
     #[inline(always)]
-    pub(super) fn request_left(&mut self, replies_wait: bool) {
+    pub(super) fn request_sent(&mut self, replies_wait: bool) {
         *self = Turns { request_is_due: false, acknowledgement_is_due: replies_wait };
     }
 
     /// Records a sent packet that is no request. `is_response`: a READ response with payload.
     #[inline(always)]
-    pub(super) fn reply_left(&mut self, is_response: bool) {
+    pub(super) fn reply_sent(&mut self, is_response: bool) {
         *self = Turns { request_is_due: is_response, acknowledgement_is_due: false };
     }
 }

@@ -26,7 +26,7 @@ pub enum Verdict {
         /// The expected PSN.
         expected: Psn,
         /// True if its payload was placed. Otherwise the packet was dropped, and is asked for again.
-        kept: bool,
+        is_placed: bool,
     },
     /// A duplicate request; answered again. Only a READ is executed again.
     Duplicate,
@@ -47,7 +47,7 @@ pub enum Verdict {
     /// A selective acknowledgement that causes a retransmission of single packets.
     Selective {
         /// Number of packets that the peer asks for.
-        asked: u8,
+        requested: u8,
         /// Number of packets that it tells of.
         of: u8,
     },
@@ -92,7 +92,7 @@ pub enum Verdict {
     /// The QP waits for copies from or to the memory of another process.
     AwaitsCopies {
         /// True if the packet was set aside, and is handled afterwards. Otherwise there was no room, and the packet was dropped.
-        kept: bool,
+        is_held: bool,
     },
 }
 
@@ -154,7 +154,7 @@ pub enum TxReason {
     /// A probe: asks for an acknowledgement that no request has asked for.
     Probe,
     /// A question to the peer: does it still have the connection?
-    Question,
+    PeerProbe,
     /// A response or ACK.
     Answer,
     /// A NAK because of this check.
@@ -209,7 +209,7 @@ impl Verdict {
             Verdict::Executed
                 | Verdict::Acknowledged
                 | Verdict::CnpIgnored
-                | Verdict::AwaitsCopies { kept: true }
+                | Verdict::AwaitsCopies { is_held: true }
         )
     }
 }
@@ -237,10 +237,10 @@ impl fmt::Display for Verdict {
             Verdict::OutOfSequence { expected, nak: false } => {
                 write!(f, "ahead of its turn: PSN {expected} is due; silent, already asked for")
             }
-            Verdict::Early { expected, kept: true } => {
+            Verdict::Early { expected, is_placed: true } => {
                 write!(f, "came early, kept: PSN {expected} is due")
             }
-            Verdict::Early { expected, kept: false } => {
+            Verdict::Early { expected, is_placed: false } => {
                 write!(f, "came early, dropped and asked for again: PSN {expected} is due")
             }
             Verdict::Duplicate => f.write_str("duplicate: answered again, not executed again"),
@@ -251,7 +251,7 @@ impl fmt::Display for Verdict {
             Verdict::OldAck => f.write_str("old acknowledgement"),
             Verdict::Ghost => f.write_str("ghost: acknowledges nothing that was sent; dropped"),
             Verdict::GoBack(Cause::Probe) => f.write_str("silence: probe with one packet"),
-            Verdict::Selective { asked, of } => write!(f, "asked for: {asked} of {of}"),
+            Verdict::Selective { requested: asked, of } => write!(f, "asked for: {asked} of {of}"),
             Verdict::GoBack(cause) => write!(f, "{cause}: go back and send again"),
             Verdict::Stale => f.write_str("stale: already going back"),
             Verdict::Failed(status) => write!(f, "work request fails, QP to error: {status}"),
@@ -267,8 +267,8 @@ impl fmt::Display for Verdict {
             Verdict::Unsuitable(check) => write!(f, "dropped: {check}"),
             Verdict::ReceiveFailed(status) => write!(f, "receive fails, QP to error: {status}"),
             Verdict::BadQkey(qkey) => write!(f, "dropped: Q_Key {qkey:#010x} is not the QP's"),
-            Verdict::AwaitsCopies { kept: true } => f.write_str("set aside: the QP waits for copies"),
-            Verdict::AwaitsCopies { kept: false } => {
+            Verdict::AwaitsCopies { is_held: true } => f.write_str("set aside: the QP waits for copies"),
+            Verdict::AwaitsCopies { is_held: false } => {
                 f.write_str("dropped: the QP waits for copies, and too much waits")
             }
             Verdict::OwnMulticast => f.write_str("not to the sender itself"),
@@ -290,7 +290,7 @@ impl fmt::Display for TxReason {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
             TxReason::Probe => f.write_str("probe: asks for an acknowledgement"),
-            TxReason::Question => f.write_str("question: has the peer the connection?"),
+            TxReason::PeerProbe => f.write_str("question: has the peer the connection?"),
             TxReason::Answer => f.write_str("answer"),
             TxReason::Nak(Check::PsnAhead) => f.write_str("asks for everything from this PSN again"),
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),

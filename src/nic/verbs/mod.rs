@@ -1,6 +1,6 @@
 //! The types of verbs: IDs, keys, attributes, work requests, completions.
 //!
-//! Names and numbers are those of `<infiniband/verbs.h>`, so that the C library passes them through
+//! Names and numbers are as in `<infiniband/verbs.h>`, so that the C library passes them through
 //! unchanged.
 
 mod attr;

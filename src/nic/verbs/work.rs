@@ -410,8 +410,8 @@ mod tests {
 
     #[test]
     fn opcodes_round_trip_through_codes() {
-        let found: Vec<_> = (0..300).filter_map(WrOpcode::from_code).collect();
-        assert_eq!(found, WrOpcode::ALL);
+        let opcodes: Vec<_> = (0..300).filter_map(WrOpcode::from_code).collect();
+        assert_eq!(opcodes, WrOpcode::ALL);
         assert!(WrOpcode::ALL.into_iter().all(|op| WrOpcode::from_code(op as u64) == Some(op)));
     }
 

@@ -16,7 +16,7 @@ use roxie_base::threads::spawn_unsignalled;
 const CAPACITY: usize = 64 << 20;
 /// Bytes per write to the file.
 const PIECE: usize = 64 << 10;
-/// Time that the thread collects bytes before it writes. A full piece is written at once.
+/// Time that the thread collects bytes before it writes. A full piece is written immediately.
 const COLLECT: Duration = Duration::from_millis(2);
 /// Time after which a closing file that accepts no bytes is abandoned.
 const GRACE: Duration = Duration::from_secs(2);

@@ -80,7 +80,7 @@ pub struct FaultConfig {
     pub rx: Vec<Fault>,
     /// Faults of sent frames, applied in order.
     pub tx: Vec<Fault>,
-    /// Number of copies that may be held at once, both directions together. Beyond it frames pass unharmed.
+    /// Number of copies that may be held at a time, both directions together. Beyond it frames pass unharmed.
     pub held: usize,
 }
 
@@ -370,8 +370,8 @@ mod tests {
             ("dir=up", ["`up` is no direction", "dir=both"]),
             ("up.drop=0.1", ["`up.drop` is no fault", "rx."]),
         ] {
-            let said = FaultConfig::parse(text).unwrap_err().to_string();
-            assert!(parts.iter().all(|part| said.contains(part)), "{text}: {said}");
+            let message = FaultConfig::parse(text).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| message.contains(part)), "{text}: {message}");
         }
     }
 }

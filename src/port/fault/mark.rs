@@ -21,8 +21,8 @@ fn place(frame: &Frame<'_>) -> Option<(usize, usize, u32)> {
 
 /// True if the frame may be marked: ECT(0), ECT(1), or CE already (RFC 3168 section 5).
 pub(super) fn may_be_marked(frame: &Frame<'_>) -> bool {
-    let found = place(frame).and_then(|(_, byte, shift)| Some(frame.array::<1>(byte)?[0] >> shift & 3));
-    found.is_some_and(|bits| bits != 0)
+    let ecn = place(frame).and_then(|(_, byte, shift)| Some(frame.array::<1>(byte)?[0] >> shift & 3));
+    ecn.is_some_and(|bits| bits != 0)
 }
 
 /// Sets both ECN bits (congestion experienced, CE) and updates the IPv4 checksum.

@@ -6,7 +6,7 @@
 //!
 //! Every fault is evaluated for every frame of its direction, so that a second fault does not shift the draws of the first. A
 //! drop takes precedence over all other faults. Of a duplicated frame the copy is the unharmed one; if the frame is
-//! delayed, the copy passes at once.
+//! delayed, the copy passes immediately.
 //!
 //! Over a `udp` port with segmentation on, a frame that this layer removes from a segmentation group or sends later
 //! gets another IPv4 identification than its ICRC was computed for. Peers on `udp` ports do not mind; for others open

@@ -63,13 +63,13 @@ fn joins_and_flows_reach_the_port_below() {
     let mut a = FaultPort::new(LoopbackPort::new(a, 8), &FaultConfig::default());
     // A frame to a group, by its first bit: looped back while a group is joined or flows are steered.
     let group = || [0x0100];
-    let asks: [fn(&mut FaultPort<LoopbackPort<MemoryPort>>); 4] = [
+    let requests: [fn(&mut FaultPort<LoopbackPort<MemoryPort>>); 4] = [
         |port| port.join([239, 1, 2, 3].into()).unwrap(),
         |port| port.leave([239, 1, 2, 3].into()),
         |port| port.steer(&[FlowMatch::default()]).unwrap(),
         |port| port.steer(&[]).unwrap(),
     ];
-    for (ask, comes_round) in asks.into_iter().zip([true, false, true, false]) {
+    for (ask, comes_round) in requests.into_iter().zip([true, false, true, false]) {
         ask(&mut a);
         send(&mut a, group(), T0);
         assert_eq!(receive(&mut a, T0).len(), usize::from(comes_round));

@@ -57,26 +57,26 @@ mod tests {
     #[test]
     fn kept_descriptors_can_be_taken_repeatedly() {
         let fd_keeper = FdKeeper::new().unwrap();
-        let mut near = Vec::new();
+        let mut local = Vec::new();
         for _ in 0..20 {
             let (a, b) = UnixStream::pair().unwrap();
             fd_keeper.push(&[b.as_fd(), b.as_fd()]).unwrap();
-            near.push(a);
+            local.push(a);
         }
         for round in 0..3 {
-            for (index, near) in near.iter_mut().enumerate().rev() {
+            for (index, local) in local.iter_mut().enumerate().rev() {
                 let fds = fd_keeper.peek(index).unwrap().unwrap();
                 assert_eq!(fds.len(), 2);
-                let mut far = UnixStream::from(fds.into_iter().next().unwrap());
-                near.write_all(&[index as u8 + round]).unwrap();
+                let mut remote = UnixStream::from(fds.into_iter().next().unwrap());
+                local.write_all(&[index as u8 + round]).unwrap();
                 let mut byte = [0];
-                far.read_exact(&mut byte).unwrap();
+                remote.read_exact(&mut byte).unwrap();
                 assert_eq!(byte, [index as u8 + round]);
             }
         }
-        assert!(fd_keeper.peek(near.len()).unwrap().is_none());
+        assert!(fd_keeper.peek(local.len()).unwrap().is_none());
         // Dropping it closes them.
         drop(fd_keeper);
-        assert_eq!(near[3].read(&mut [0]).unwrap(), 0);
+        assert_eq!(local[3].read(&mut [0]).unwrap(), 0);
     }
 }

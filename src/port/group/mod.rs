@@ -19,7 +19,7 @@
 //! No single process keeps the group. The group begins with its first member and ends with its last, and any member may
 //! be killed at any time. Nothing is in a file system. All members are of one user, because the kernel lets only one
 //! user's processes share a port. Any process may bind the rendezvous' name, so a newcomer checks the user of the
-//! rendezvous, and the rendezvous that of the newcomer. No other part has a name.
+//! rendezvous, and the rendezvous the file of the newcomer. No other part has a name.
 
 mod error;
 mod fd_keeper;
@@ -47,7 +47,7 @@ use crate::udp::sys;
 pub use error::JoinError;
 use fd_keeper::FdKeeper;
 use register::Register;
-use rendezvous::{Found, Rendezvous};
+use rendezvous::{GroupSearch, Rendezvous};
 use roxie_base::descriptors::children;
 use roxie_base::roster::{Denied, Identity, PortRequest, Room, Roster};
 use roxie_base::text::process_name;
@@ -59,7 +59,7 @@ use stray::Pair;
 pub(super) use stray::{STRAY_HEADER, Stray, StrayInbox};
 pub(super) use units::Units;
 
-/// Most processes in one group.
+/// Maximum number of processes in one group.
 pub const SLOTS: usize = 128;
 /// Interval at which members check whether others have ended.
 const LOOK: Duration = Duration::from_secs(1);
@@ -140,8 +140,8 @@ pub fn all(port: u16) -> Result<Vec<(GroupId, Roster)>, JoinError> {
     let names = if_nameindex().map_err(system)?;
     let names = names.iter().filter_map(|interface| interface.name().to_str().ok().map(str::to_owned));
     let ids = [None].into_iter().chain(names.map(Some)).map(|interface| GroupId { port, interface });
-    let found = ids.map(|id| Ok(roster(&id)?.map(|roster| (id, roster))));
-    found.filter_map(Result::transpose).collect()
+    let rosters = ids.map(|id| Ok(roster(&id)?.map(|roster| (id, roster))));
+    rosters.filter_map(Result::transpose).collect()
 }
 
 /// A new member's sockets.
@@ -180,7 +180,7 @@ impl Member {
     pub fn join<E>(group: &GroupId, make: MakeSockets<'_, E>) -> Result<Joined, Refused<E>> {
         let name = rendezvous::name_of(group);
         let (rendezvous, fd_keeper, register) = match rendezvous::find_or_begin(&name)? {
-            Found::Group(fds) => {
+            GroupSearch::Group(fds) => {
                 let Ok([rendezvous, keep, add, common]) = <[OwnedFd; 4]>::try_from(fds) else {
                     let source = io::Error::other("unexpected descriptors from the group");
                     return Err(system("receiving from the group")(source));
@@ -189,7 +189,7 @@ impl Member {
                     Register::of(common).map_err(system("opening its register (is /proc mounted?)"))?;
                 (Rendezvous::new(rendezvous).map_err(system("an eventfd"))?, FdKeeper { keep, add }, register)
             }
-            Found::New(rendezvous) => {
+            GroupSearch::New(rendezvous) => {
                 let register =
                     Register::create().map_err(system("memory for its register (is /proc mounted?)"))?;
                 let fd_keeper = FdKeeper::new().map_err(system("a pair of sockets"))?;
@@ -389,9 +389,9 @@ impl Inner {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
                 // Do not wait if another member holds the roster: the datagram is lost then, and retransmitted.
-                let found = self.register.try_hold(|| SlotSockets::of_slot(&self.fd_keeper, owner));
-                let Ok(Ok(Some(kept))) = found else { return false };
-                unknown.insert(kept.strays.sends)
+                let sockets = self.register.try_hold(|| SlotSockets::of_slot(&self.fd_keeper, owner));
+                let Ok(Ok(Some(owned))) = sockets else { return false };
+                unknown.insert(owned.strays.sends)
             }
         };
         sender.send(message).is_ok()
@@ -435,9 +435,9 @@ fn remove_dead(roster: &mut Roster, fd_keeper: &FdKeeper, register: &Register, o
     for slot in dead(roster, register, own) {
         roster.leave(slot);
         // Shrink and empty its sockets, so that datagrams to them take up no memory.
-        let Some(kept) = SlotSockets::of_slot(fd_keeper, slot).ok().flatten() else { continue };
-        empty(&kept.strays.receives);
-        for (_, socket) in kept.sockets {
+        let Some(owned) = SlotSockets::of_slot(fd_keeper, slot).ok().flatten() else { continue };
+        empty(&owned.strays.receives);
+        for (_, socket) in owned.sockets {
             let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
             empty(&socket);
         }
@@ -453,12 +453,12 @@ fn take_place<E>(
 ) -> Result<(u8, SlotSockets), Refused<E>> {
     remove_dead(roster, fd_keeper, register, None);
     let slot = roster.next_slot().ok_or(JoinError::Full)?;
-    let kept = match SlotSockets::of_slot(fd_keeper, slot).map_err(system("taking a socket over"))? {
-        Some(kept) => {
+    let owned = match SlotSockets::of_slot(fd_keeper, slot).map_err(system("taking a socket over"))? {
+        Some(owned) => {
             // Drop datagrams for the slot's earlier process.
-            kept.sockets.iter().for_each(|(_, socket)| empty(socket));
-            empty(&kept.strays.receives);
-            kept
+            owned.sockets.iter().for_each(|(_, socket)| empty(socket));
+            empty(&owned.strays.receives);
+            owned
         }
         None => {
             let mut sockets = make(roster.slots.is_empty()).map_err(Refused::Sockets)?;
@@ -473,9 +473,9 @@ fn take_place<E>(
                 }
             }
             let strays = Pair::new().map_err(system("a pair of sockets"))?;
-            let kept = SlotSockets { sockets, strays };
-            kept.put_into(fd_keeper).map_err(system("keeping a socket"))?;
-            kept
+            let owned = SlotSockets { sockets, strays };
+            owned.put_into(fd_keeper).map_err(system("keeping a socket"))?;
+            owned
         }
     };
     if !register.occupy(slot).map_err(system("marking the place"))? {
@@ -484,7 +484,7 @@ fn take_place<E>(
     }
     let pid = std::process::id();
     roster.enter(slot, Identity { pid, uid: geteuid().as_raw(), name: process_name("self") });
-    Ok((slot, kept))
+    Ok((slot, owned))
 }
 
 /// Returns each socket with the address that it is bound to.

@@ -20,7 +20,7 @@ use super::SLOTS;
 use roxie_base::roster::{GROUP_PROTOCOL, Roster};
 use roxie_base::threads::lock;
 
-/// Most bytes of each copy.
+/// Maximum number of bytes of each copy.
 const COPY: u64 = 4 << 20;
 /// Sequence number, length, checksum.
 const HEADER: usize = 8 + 4 + 4;
@@ -127,7 +127,7 @@ impl Register {
         }
     }
 
-    /// Marks a slot as that of a living process. False if another process has it.
+    /// Marks a slot as a living process's. False if another process has it.
     pub(super) fn occupy(&self, slot: u8) -> io::Result<bool> {
         match self.set_lock(libc::F_WRLCK, 1 + i64::from(slot)) {
             Ok(()) => Ok(true),
@@ -143,9 +143,9 @@ impl Register {
 
     /// True if another process, or another member of this process, has the slot and lives.
     pub(super) fn is_occupied(&self, slot: u8) -> io::Result<bool> {
-        let mut found = region(libc::F_WRLCK, 1 + i64::from(slot));
-        fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found))?;
-        Ok(i32::from(found.l_type) != libc::F_UNLCK)
+        let mut lock = region(libc::F_WRLCK, 1 + i64::from(slot));
+        fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+        Ok(i32::from(lock.l_type) != libc::F_UNLCK)
     }
 
     fn hold(&self) -> io::Result<()> {
@@ -298,9 +298,9 @@ mod tests {
             bytes.extend(text.as_bytes());
             register.file.write_all_at(&bytes, 0).unwrap();
             for error in [register.read().unwrap_err(), register.with(|_| ()).unwrap_err()] {
-                let said = error.to_string();
-                assert!(said.contains(&format!("version {form} of the group protocol")), "{said}");
-                assert!(said.contains(older), "{said}");
+                let message = error.to_string();
+                assert!(message.contains(&format!("version {form} of the group protocol")), "{message}");
+                assert!(message.contains(older), "{message}");
             }
         }
     }

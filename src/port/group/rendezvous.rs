@@ -33,7 +33,7 @@ pub(super) struct Rendezvous {
 }
 
 /// Result of looking for a group.
-pub(super) enum Found {
+pub(super) enum GroupSearch {
     /// A group exists: the descriptors that its members share.
     Group(Vec<OwnedFd>),
     /// No group exists: the listening socket of the new one.
@@ -51,14 +51,14 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> JoinError {
 }
 
 /// Finds the group with this name, or becomes its first member.
-pub(super) fn find_or_begin(name: &str) -> Result<Found, JoinError> {
+pub(super) fn find_or_begin(name: &str) -> Result<GroupSearch, JoinError> {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(fds) = ask(name, until)? {
-            return Ok(Found::Group(fds));
+        if let Some(fds) = request_fds(name, until)? {
+            return Ok(GroupSearch::Group(fds));
         }
         match listen(name) {
-            Ok(listener) => return Ok(Found::New(listener.into())),
+            Ok(listener) => return Ok(GroupSearch::New(listener.into())),
             // Another process was faster.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(LOOK),
             Err(error) => return Err(system("binding the group's socket")(error)),
@@ -68,10 +68,10 @@ pub(super) fn find_or_begin(name: &str) -> Result<Found, JoinError> {
 
 /// Returns the descriptors that the members of the group with this name share; `None` if there is no group.
 pub(super) fn find(name: &str) -> Result<Option<Vec<OwnedFd>>, JoinError> {
-    ask(name, Instant::now() + PATIENCE)
+    request_fds(name, Instant::now() + PATIENCE)
 }
 
-fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
+fn request_fds(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     loop {
         match connect(name, until) {
             Ok(asks) => {

@@ -40,7 +40,7 @@ pub(crate) const REQUEST_ID: usize = MESSAGE + Addressee::REQUEST_ID;
 const SERVICE: usize = MESSAGE + Addressee::SERVICE;
 pub(crate) const QP1: u32 = 1;
 pub(crate) const MULTICAST: u32 = 0xff_ffff;
-/// Most services in the program. The first member passes on requests for others.
+/// Maximum number of services in the program. The first member passes on requests for others.
 const SERVICES: usize = 1500;
 
 /// Destination of a datagram.
@@ -63,7 +63,7 @@ pub(crate) fn target(datagram: &[u8]) -> Target {
     fn field<const N: usize>(datagram: &[u8], at: usize) -> Option<[u8; N]> {
         datagram.get(at..at + N)?.try_into().ok()
     }
-    let found = || {
+    let target = || {
         Some(match u32::from_be_bytes(field(datagram, DESTINATION_QP)?) & 0xff_ffff {
             QP1 => {
                 let attribute = u16::from_be_bytes(field(datagram, ATTRIBUTE)?);
@@ -77,7 +77,7 @@ pub(crate) fn target(datagram: &[u8]) -> Target {
             qpn => Target::Unit((qpn >> 16) as u8),
         })
     };
-    found().unwrap_or(Target::Unknown)
+    target().unwrap_or(Target::Unknown)
 }
 
 /// Returns the slot of a destination. `None` if it is not a single member.
@@ -232,9 +232,9 @@ mod tests {
                 roster.services.insert(Service { id, address: None, slot: draw(slots) as u8 });
             }
             if round % 3 == 0 && slots > 2 {
-                let left = draw(slots) as u8;
-                roster.leave(left);
-                roster.take_unit(left, (left + 1) % slots as u8, Room::ALL).expect("free");
+                let departed = draw(slots) as u8;
+                roster.leave(departed);
+                roster.take_unit(departed, (departed + 1) % slots as u8, Room::ALL).expect("free");
             }
             let program = program(&roster);
             assert!(program.len() < 4096);
@@ -244,13 +244,13 @@ mod tests {
                 let attribute = [REQ, SIDR_REQ, SIDR_REP, 0x11, 0x13, 0x15][draw(6) as usize];
                 let some = message(attribute, service, draw(1 << 32) as u32);
                 let datagram = if draw(2) == 0 { some } else { packet(2 + draw(0xff_fffd) as u32) };
-                let told = run(&program, &datagram);
+                let steered = run(&program, &datagram);
                 match slot_of(target(&datagram), address, &roster) {
-                    Some(slot) => assert_eq!(told, u32::from(slot), "{:?}", target(&datagram)),
+                    Some(slot) => assert_eq!(steered, u32::from(slot), "{:?}", target(&datagram)),
                     // A slot without a member still has its socket.
                     None => assert!(
-                        told == u32::from(first) || roster.slots[told as usize].member.is_none(),
-                        "{told} for {:?}",
+                        steered == u32::from(first) || roster.slots[steered as usize].member.is_none(),
+                        "{steered} for {:?}",
                         target(&datagram)
                     ),
                 }

@@ -1,5 +1,5 @@
 //! Passes datagrams that reached the wrong process on to the right one: over a pair of Unix sockets for each slot. The
-//! pairs have no name that a process of another user could bind: members find them in the `FdKeeper`, beside the slot's UDP
+//! pairs have no name that a process of another user could bind: members find them in the `FdKeeper`, next to the slot's UDP
 //! sockets.
 
 use std::io;

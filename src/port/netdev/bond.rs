@@ -84,8 +84,8 @@ mod tests {
             link(8, "br0", bridge),
             link(9, "bond0", bond),
         ];
-        let found = Bond { mode: "active-backup".into(), slaves: vec!["eth1".into(), "eth3".into()] };
-        assert_eq!(bond_among(&links, 9), Some(found));
+        let expected = Bond { mode: "active-backup".into(), slaves: vec!["eth1".into(), "eth3".into()] };
+        assert_eq!(bond_among(&links, 9), Some(expected));
         assert_eq!((bond_among(&links, 8), bond_among(&links, 2), bond_among(&links, 7)), (None, None, None));
     }
 }

@@ -1,6 +1,6 @@
 //! Driver properties: ethtool and the netdev family over generic netlink.
 //!
-//! rtnetlink reports the allocated queues, often more than are in use. The numbers are those of
+//! rtnetlink reports the allocated queues, often more than are in use. The numbers are as in
 //! `include/uapi/linux/ethtool_netlink.h` and `include/uapi/linux/netdev.h`.
 
 use std::io;
@@ -99,7 +99,7 @@ impl XdpFeatures {
 /// # Errors
 /// `EOPNOTSUPP` if the driver does not report them (then it usually has one queue).
 pub(super) fn rx_queues(index: u32) -> io::Result<u32> {
-    let channels = ask_ethtool(ETHTOOL_MSG_CHANNELS_GET, index)?;
+    let channels = query_ethtool(ETHTOOL_MSG_CHANNELS_GET, index)?;
     Ok(number(&channels, ETHTOOL_A_CHANNELS_RX_COUNT) + number(&channels, ETHTOOL_A_CHANNELS_COMBINED_COUNT))
 }
 
@@ -108,7 +108,7 @@ pub(super) fn rx_queues(index: u32) -> io::Result<u32> {
 /// # Errors
 /// `EOPNOTSUPP` if the driver has none or does not report them.
 pub fn rx_ring(index: u32) -> io::Result<RxRing> {
-    let rings = ask_ethtool(ETHTOOL_MSG_RINGS_GET, index)?;
+    let rings = query_ethtool(ETHTOOL_MSG_RINGS_GET, index)?;
     Ok(RxRing { now: number(&rings, ETHTOOL_A_RINGS_RX), longest: number(&rings, ETHTOOL_A_RINGS_RX_MAX) })
 }
 
@@ -117,7 +117,7 @@ pub fn rx_ring(index: u32) -> io::Result<RxRing> {
 /// # Errors
 /// The kernel's error.
 pub fn offloads(index: u32) -> io::Result<Offloads> {
-    let features = ask_ethtool(ETHTOOL_MSG_FEATURES_GET, index)?;
+    let features = query_ethtool(ETHTOOL_MSG_FEATURES_GET, index)?;
     let names = |kind| attribute(&features, kind).map(|set| bit_names(&set)).unwrap_or_default();
     Ok(Offloads { active: names(ETHTOOL_A_FEATURES_ACTIVE), changeable: names(ETHTOOL_A_FEATURES_HW) })
 }
@@ -149,14 +149,14 @@ pub fn set_offload(index: u32, name: &str, on: bool) -> io::Result<()> {
 /// `ENOENT` before Linux 6.3, which does not report them.
 pub fn xdp_features(index: u32) -> io::Result<XdpFeatures> {
     let index = DefaultNla::new(NETDEV_A_DEV_IFINDEX, index.to_ne_bytes().to_vec());
-    let device = Family::open("netdev")?.ask(NETDEV_CMD_DEV_GET, &index)?;
+    let device = Family::open("netdev")?.request(NETDEV_CMD_DEV_GET, &index)?;
     let bits = attribute(&device, NETDEV_A_DEV_XDP_FEATURES).and_then(|value| parse_u64(&value).ok());
     bits.map(XdpFeatures).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no XDP features told"))
 }
 
-fn ask_ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
+fn query_ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
     let device = bytes_of(&DefaultNla::new(ETHTOOL_A_HEADER_DEV_INDEX, index.to_ne_bytes().to_vec()));
-    Family::open("ethtool")?.ask(command, &DefaultNla::new(ETHTOOL_A_HEADER | NLA_F_NESTED, device))
+    Family::open("ethtool")?.request(command, &DefaultNla::new(ETHTOOL_A_HEADER | NLA_F_NESTED, device))
 }
 
 /// Returns the names of the bits that are set. A bitset with a mask lists all bits of the mask, and marks those that

@@ -1,6 +1,6 @@
 //! Requests to a generic netlink family: one attribute in the request, the attributes of the answer in return.
 //!
-//! The numbers are those of `include/uapi/linux/genetlink.h`.
+//! The numbers are as in `include/uapi/linux/genetlink.h`.
 
 use std::io;
 
@@ -38,7 +38,7 @@ impl Family {
         let mut text = name.as_bytes().to_vec();
         text.push(0);
         let controller = Family { socket, id: GENL_ID_CTRL };
-        let answer = controller.ask(CTRL_CMD_GETFAMILY, &DefaultNla::new(CTRL_ATTR_FAMILY_NAME, text))?;
+        let answer = controller.request(CTRL_CMD_GETFAMILY, &DefaultNla::new(CTRL_ATTR_FAMILY_NAME, text))?;
         let id = attribute(&answer, CTRL_ATTR_FAMILY_ID).and_then(|value| parse_u16(&value).ok());
         let id = id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a family without an id"))?;
         Ok(Family { id, ..controller })
@@ -48,14 +48,14 @@ impl Family {
     ///
     /// # Errors
     /// The kernel's error, such as `EOPNOTSUPP`.
-    pub(super) fn ask(&self, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
+    pub(super) fn request(&self, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
         self.exchange(command, &bytes_of(attribute))
     }
 
     /// Sends several attributes and returns the attributes of the answer.
     ///
     /// # Errors
-    /// As [`ask`](Family::ask).
+    /// As [`request`](Family::request).
     pub(super) fn set(&self, command: u8, attributes: &[DefaultNla]) -> io::Result<Vec<u8>> {
         let payload: Vec<u8> = attributes.iter().flat_map(bytes_of).collect();
         self.exchange(command, &payload)

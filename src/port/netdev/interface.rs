@@ -220,8 +220,8 @@ pub(super) fn usable(message: &AddressMessage) -> Option<IfAddr> {
 
 /// Returns the link speed in Mb/s, if known (`/sys/class/net/NAME/speed`, -1 if the driver knows none).
 pub fn link_speed(name: &str) -> Option<u32> {
-    let told = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
-    told.trim().parse().ok().filter(|mbps| *mbps > 0)
+    let speed = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+    speed.trim().parse().ok().filter(|mbps| *mbps > 0)
 }
 
 #[cfg(test)]

@@ -56,18 +56,18 @@ impl Links {
         queues: u32,
     ) -> Result<(), NetdevError> {
         let counts = [LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
-        let mut far = LinkMessage::default();
-        far.attributes.push(LinkAttribute::IfName(peer.to_owned()));
-        far.attributes.push(LinkAttribute::NetNsFd(peer_ns.as_fd().as_raw_fd()));
-        far.attributes.extend(counts.clone());
-        let mut near = LinkMessage::default();
-        near.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        near.attributes.extend(counts);
-        near.attributes.push(LinkAttribute::LinkInfo(vec![
+        let mut remote = LinkMessage::default();
+        remote.attributes.push(LinkAttribute::IfName(peer.to_owned()));
+        remote.attributes.push(LinkAttribute::NetNsFd(peer_ns.as_fd().as_raw_fd()));
+        remote.attributes.extend(counts.clone());
+        let mut local = LinkMessage::default();
+        local.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        local.attributes.extend(counts);
+        local.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Veth),
-            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(far))),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(remote))),
         ]));
-        self.create(format!("create veth pair {name} - {peer}"), near)
+        self.create(format!("create veth pair {name} - {peer}"), local)
     }
 
     /// Makes a bridge.
@@ -143,17 +143,17 @@ impl Links {
     pub fn delete(&mut self, name: &str) -> Result<(), NetdevError> {
         let mut message = LinkMessage::default();
         message.header.index = self.index(name)?;
-        self.tell(format!("delete {name}"), RouteNetlinkMessage::DelLink(message), 0)
+        self.apply(format!("delete {name}"), RouteNetlinkMessage::DelLink(message), 0)
     }
 
-    /// Adds an address, usable at once (no duplicate address detection).
+    /// Adds an address, usable immediately (no duplicate address detection).
     ///
     /// # Errors
     /// As [`Links::set_up`], and if the link has the address already.
     pub fn add_address(&mut self, name: &str, address: IfAddr) -> Result<(), NetdevError> {
         let mut message = address_message(self.index(name)?, address);
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-        self.tell(
+        self.apply(
             format!("add {address} to {name}"),
             RouteNetlinkMessage::NewAddress(message),
             NLM_F_CREATE | NLM_F_EXCL,
@@ -166,7 +166,7 @@ impl Links {
     /// As [`Links::set_up`], and if the link has no such address.
     pub fn delete_address(&mut self, name: &str, address: IfAddr) -> Result<(), NetdevError> {
         let message = address_message(self.index(name)?, address);
-        self.tell(format!("delete {address} from {name}"), RouteNetlinkMessage::DelAddress(message), 0)
+        self.apply(format!("delete {address} from {name}"), RouteNetlinkMessage::DelAddress(message), 0)
     }
 
     /// Adds a permanent neighbour: no ARP or neighbour discovery for `ip` on this link.
@@ -181,7 +181,7 @@ impl Links {
         message.header.kind = RouteType::Unicast;
         message.attributes.push(NeighbourAttribute::Destination(ip.into()));
         message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
-        self.tell(
+        self.apply(
             format!("add neighbour {ip} to {name}"),
             RouteNetlinkMessage::NewNeighbour(message),
             NLM_F_CREATE | NLM_F_REPLACE,
@@ -202,7 +202,7 @@ impl Links {
         message.header.kind = RouteType::Unicast;
         message.attributes.push(RouteAttribute::Destination(destination.ip.into()));
         message.attributes.push(RouteAttribute::Gateway(gateway.into()));
-        self.tell(
+        self.apply(
             format!("add route {destination} via {gateway}"),
             RouteNetlinkMessage::NewRoute(message),
             NLM_F_CREATE | NLM_F_EXCL,
@@ -213,8 +213,8 @@ impl Links {
     fn index(&mut self, name: &str) -> Result<u32, NetdevError> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        let found = self.netlink.request(RouteNetlinkMessage::GetLink(message), 0);
-        match found {
+        let reply = self.netlink.request(RouteNetlinkMessage::GetLink(message), 0);
+        match reply {
             Ok(answers) => answers
                 .iter()
                 .find_map(|a| match a {
@@ -238,7 +238,7 @@ impl Links {
     }
 
     fn create(&mut self, action: String, message: LinkMessage) -> Result<(), NetdevError> {
-        self.tell(action, RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+        self.apply(action, RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
     fn change(
@@ -250,10 +250,10 @@ impl Links {
         let mut message = LinkMessage::default();
         message.header.index = self.index(name)?;
         edit(&mut message);
-        self.tell(action, RouteNetlinkMessage::SetLink(message), 0)
+        self.apply(action, RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    fn tell(&mut self, action: String, message: RouteNetlinkMessage, flags: u16) -> Result<(), NetdevError> {
+    fn apply(&mut self, action: String, message: RouteNetlinkMessage, flags: u16) -> Result<(), NetdevError> {
         match self.netlink.request(message, flags) {
             Ok(_) => Ok(()),
             Err(e) => Err(NetdevError::from_io(action, e)),

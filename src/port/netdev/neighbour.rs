@@ -2,7 +2,7 @@
 //!
 //! The kernel has the routes and the neighbour table, and resolves (ARP, neighbour discovery). The kernel does not see frames
 //! sent through AF_XDP, so these keep no entry alive. A neighbour is therefore entered as *managed* (`NTF_EXT_MANAGED`,
-//! Linux 5.16): the kernel resolves it at once and refreshes it from then on. [`Neighbours`](super::Neighbours) records
+//! Linux 5.16): the kernel resolves it immediately and refreshes it from then on. [`Neighbours`](super::Neighbours) records
 //! the entries it requested, follows them, and removes them in the end.
 
 use std::io;
@@ -143,13 +143,13 @@ pub(super) fn route(
     let RouteKey { source: source_address, destination, .. } = key;
     let name = || interface.name.clone();
     let refused = |reason| NeighbourError::NoRoute { destination, source_address, interface: name(), reason };
-    let found = find_route(netlink, key, Some(interface.index)).map_err(|e| refused(e.to_string()))?;
-    let found = found.ok_or_else(|| refused("the kernel's answer has no route".to_owned()))?;
-    match found.header.kind {
+    let route = find_route(netlink, key, Some(interface.index)).map_err(|e| refused(e.to_string()))?;
+    let route = route.ok_or_else(|| refused("the kernel's answer has no route".to_owned()))?;
+    match route.header.kind {
         RouteType::Local => Ok(Route::Own),
         RouteType::Broadcast => Ok(Route::Broadcast),
         RouteType::Unicast | RouteType::Anycast => {
-            Ok(Route::Via(found.attributes.iter().find_map(gateway).unwrap_or(destination)))
+            Ok(Route::Via(route.attributes.iter().find_map(gateway).unwrap_or(destination)))
         }
         other => Err(refused(format!("the route is of type {other:?}"))),
     }
@@ -157,8 +157,8 @@ pub(super) fn route(
 
 /// Returns the hop limit in the metrics of the route through `interface`. `None` if the route has none, or there is no route.
 pub(super) fn hop_limit_of_route(netlink: &mut Netlink, interface: &Interface, key: RouteKey) -> Option<u8> {
-    let found = find_route(netlink, key, Some(interface.index)).ok()??;
-    let metrics = found.attributes.iter().find_map(|attribute| match attribute {
+    let route = find_route(netlink, key, Some(interface.index)).ok()??;
+    let metrics = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Metrics(metrics) => Some(metrics),
         _ => None,
     })?;
@@ -184,8 +184,8 @@ fn find_route(netlink: &mut Netlink, key: RouteKey, link: Option<u32>) -> io::Re
 
 /// True if packets to an address are for this host.
 fn is_own(netlink: &mut Netlink, address: IpAddr) -> bool {
-    let found = request_route(netlink, route_message(address, 0, None));
-    found.is_ok_and(|route| route.is_some_and(|route| route.header.kind == RouteType::Local))
+    let reply = request_route(netlink, route_message(address, 0, None));
+    reply.is_ok_and(|route| route.is_some_and(|route| route.header.kind == RouteType::Local))
 }
 
 fn route_message(destination: IpAddr, traffic_class: u8, link: Option<u32>) -> RouteMessage {
@@ -224,7 +224,7 @@ pub(super) struct Entry {
     pub(super) state: NeighbourState,
     /// The station address, if it may be used.
     pub(super) mac: Option<[u8; 6]>,
-    /// True if managed, by [`ask`] or by another process.
+    /// True if managed, by [`request_resolution`] or by another process.
     pub(super) managed: bool,
 }
 
@@ -244,17 +244,17 @@ fn entry_for(link: u32, ip: IpAddr) -> NeighbourMessage {
 }
 
 /// Looks up a neighbour. A missing entry is returned in state `none`.
-pub(super) fn look(
+pub(super) fn lookup(
     netlink: &mut Netlink,
     interface: &Interface,
     ip: IpAddr,
 ) -> Result<Entry, NeighbourError> {
     let action = || format!("look up neighbour {ip} on {}", interface.name);
-    look_on(netlink, interface.index, ip).map_err(|e| kernel(action(), e))
+    lookup_on(netlink, interface.index, ip).map_err(|e| kernel(action(), e))
 }
 
 /// Looks up a neighbour on the link of that index.
-pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<Entry> {
+pub(super) fn lookup_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<Entry> {
     let mut entry = Entry { state: NeighbourState::None, mac: None, managed: false };
     let answers = match netlink.request(RouteNetlinkMessage::GetNeighbour(entry_for(link, ip)), 0) {
         Ok(answers) => answers,
@@ -262,8 +262,8 @@ pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resul
         Err(e) => return Err(e),
     };
     for answer in answers {
-        let RouteNetlinkMessage::NewNeighbour(found) = answer else { continue };
-        entry.state = found.header.state;
+        let RouteNetlinkMessage::NewNeighbour(neighbour) = answer else { continue };
+        entry.state = neighbour.header.state;
         let usable = matches!(
             entry.state,
             NeighbourState::Reachable
@@ -273,7 +273,7 @@ pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resul
                 | NeighbourState::Permanent
                 | NeighbourState::Noarp
         );
-        for attribute in found.attributes {
+        for attribute in neighbour.attributes {
             match attribute {
                 NeighbourAttribute::LinkLayerAddress(mac) if usable => entry.mac = mac.try_into().ok(),
                 NeighbourAttribute::ExtFlags(flags) => {
@@ -287,7 +287,11 @@ pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resul
 }
 
 /// Has the kernel resolve a neighbour: managed, else once. False if it does neither.
-pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<bool, NeighbourError> {
+pub(super) fn request_resolution(
+    netlink: &mut Netlink,
+    interface: &Interface,
+    ip: IpAddr,
+) -> Result<bool, NeighbourError> {
     let refused = |e| kernel(format!("ask for neighbour {ip} on {}", interface.name), e);
     let mut message = entry_for(interface.index, ip);
     message.header.flags = NeighbourFlags::Use;
@@ -317,8 +321,8 @@ pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resu
 
 /// Returns the link, and the neighbour there, by which a host is reached. `None` if there is no unicast route.
 pub(super) fn path_to(netlink: &mut Netlink, key: RouteKey) -> io::Result<Option<(u32, IpAddr)>> {
-    let found = find_route(netlink, key, None)?;
-    Ok(found.filter(|route| route.header.kind == RouteType::Unicast).and_then(|route| {
+    let kernel_route = find_route(netlink, key, None)?;
+    Ok(kernel_route.filter(|route| route.header.kind == RouteType::Unicast).and_then(|route| {
         let link = route.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(link) => Some(*link),
             _ => None,
@@ -333,7 +337,7 @@ pub(super) fn release(
     interface: &Interface,
     ip: IpAddr,
 ) -> Result<(), NeighbourError> {
-    if !look(netlink, interface, ip)?.managed {
+    if !lookup(netlink, interface, ip)?.managed {
         return Ok(());
     }
     match netlink.request(RouteNetlinkMessage::DelNeighbour(entry_for(interface.index, ip)), 0) {

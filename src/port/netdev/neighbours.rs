@@ -12,8 +12,8 @@ use netlink_packet_core::NetlinkPayload;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::neighbour::{
-    BROADCAST_MAC, Entry, NeighbourError, Route, RouteKey, ask, hop_limit_of_route, kernel, look, multicast,
-    nudge, release, route, subject,
+    BROADCAST_MAC, Entry, NeighbourError, Route, RouteKey, hop_limit_of_route, kernel, lookup, multicast,
+    nudge, release, request_resolution, route, subject,
 };
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
@@ -71,7 +71,7 @@ enum Hop {
 }
 
 impl Neighbours {
-    /// Opens sockets in the calling thread's namespace, which must be that of `interface`.
+    /// Opens sockets in the calling thread's namespace, which must be the namespace of `interface`.
     ///
     /// # Errors
     /// If the kernel refuses a socket.
@@ -94,7 +94,7 @@ impl Neighbours {
     ///
     /// An address of the interface maps to its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
     /// broadcast is broadcast, and a destination behind a gateway maps to the gateway's. Blocks up to `timeout`;
-    /// returns at once for a known neighbour. `interface` is its current state, which may have changed since `open`.
+    /// returns immediately for a known neighbour. `interface` is its current state, which may have changed since `open`.
     ///
     /// # Errors
     /// [`NeighbourError`] tells a missing route from a silent neighbour.
@@ -110,7 +110,7 @@ impl Neighbours {
             Hop::Neighbour(next_hop) => next_hop,
         };
         let start = Instant::now();
-        let mut entry = look(&mut self.netlink(), interface, next_hop)?;
+        let mut entry = lookup(&mut self.netlink(), interface, next_hop)?;
         let mut ours = false;
         if !entry.is_fixed() {
             if !interface.running && entry.mac.is_none() {
@@ -136,7 +136,7 @@ impl Neighbours {
                 });
             }
             sleep(LOOK_EVERY);
-            entry = look(&mut self.netlink(), interface, next_hop)?;
+            entry = lookup(&mut self.netlink(), interface, next_hop)?;
         }
     }
 
@@ -154,7 +154,7 @@ impl Neighbours {
             Hop::Known(mac) => return Ok(Some(mac)),
             Hop::Neighbour(next_hop) => next_hop,
         };
-        let entry = look(&mut self.netlink(), interface, next_hop)?;
+        let entry = lookup(&mut self.netlink(), interface, next_hop)?;
         if !entry.is_fixed() && !entry.managed {
             if !interface.running && entry.mac.is_none() {
                 let destination = key.destination;
@@ -183,7 +183,7 @@ impl Neighbours {
         }
     }
 
-    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: that of the route, else that of the namespace
+    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: the route's, else the namespace's
     /// (IPv4) or of the interface (IPv6, where router advertisements set it). 64 if the kernel does not tell.
     pub fn hop_limit(&self, interface: &Interface, key: RouteKey) -> u8 {
         if let Some(hops) = hop_limit_of_route(&mut self.netlink(), interface, key) {
@@ -222,12 +222,12 @@ impl Neighbours {
     ///
     /// Resolves again a neighbour that the kernel has forgotten (`ip neigh flush`, a link that was down).
     pub fn poll(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
-        let Some(told) = self.drain(interface.index) else { return Vec::new() };
-        self.refresh(interface, |next_hop| told.as_ref().is_none_or(|told| told.contains(&next_hop)))
+        let Some(changed) = self.drain(interface.index) else { return Vec::new() };
+        self.refresh(interface, |next_hop| changed.as_ref().is_none_or(|changed| changed.contains(&next_hop)))
     }
 
     /// As [`Neighbours::poll`], for every neighbour: use after the link was down or the interface changed.
-    pub fn look_again(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
+    pub fn poll_all(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
         self.refresh(interface, |_| true)
     }
 
@@ -236,7 +236,7 @@ impl Neighbours {
         known.interface.clone_from(interface);
         let mut moved = Vec::new();
         for path in known.paths.iter_mut().filter(|path| concerned(path.next_hop)) {
-            let Ok(entry) = look(&mut self.netlink(), interface, path.next_hop) else { continue };
+            let Ok(entry) = lookup(&mut self.netlink(), interface, path.next_hop) else { continue };
             if !entry.is_fixed() && !entry.managed && interface.running {
                 // If the kernel refuses now, the next message about it retries.
                 path.ours |= self.keep(interface, path.key.source, path.next_hop, &entry).unwrap_or(false);
@@ -261,19 +261,19 @@ impl Neighbours {
         // For its own solicitations in IPv6 the kernel needs a link-local source address, which an interface has a
         // second or two after it came up. For a datagram it uses the datagram's source.
         let is_sent = next_hop.is_ipv6() && before.mac.is_none() && datagram().is_ok();
-        if !ask(&mut self.netlink(), interface, next_hop)? && !is_sent {
+        if !request_resolution(&mut self.netlink(), interface, next_hop)? && !is_sent {
             let action = || format!("send a datagram to {next_hop} on {}", interface.name);
             datagram().map_err(|e| kernel(action(), e))?;
         }
-        Ok(!before.managed && look(&mut self.netlink(), interface, next_hop)?.managed)
+        Ok(!before.managed && lookup(&mut self.netlink(), interface, next_hop)?.managed)
     }
 
     fn remember(&self, interface: &Interface, path: Path) {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
-        let left = known.remember(path);
+        let released = known.remember(path);
         drop(known);
-        for next_hop in left {
+        for next_hop in released {
             // If the kernel refuses, it keeps one neighbour too many.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
@@ -283,22 +283,24 @@ impl Neighbours {
     fn drain(&self, index: u32) -> Option<Option<Vec<IpAddr>>> {
         let mut news = false;
         let mut lost = false;
-        let mut told = Vec::new();
+        let mut changed = Vec::new();
         loop {
             match self.events.recv_from_full() {
                 Ok((datagram, _)) => {
                     news = true;
-                    told.extend(messages(&datagram).flatten().filter_map(|message| match message.payload {
-                        NetlinkPayload::InnerMessage(inner) => subject(&inner, index),
-                        _ => None,
-                    }));
+                    changed.extend(messages(&datagram).flatten().filter_map(
+                        |message| match message.payload {
+                            NetlinkPayload::InnerMessage(inner) => subject(&inner, index),
+                            _ => None,
+                        },
+                    ));
                 }
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
         }
-        (news || lost).then(|| (!lost).then_some(told))
+        (news || lost).then(|| (!lost).then_some(changed))
     }
 
     fn netlink(&self) -> MutexGuard<'_, Netlink> {
@@ -307,18 +309,18 @@ impl Neighbours {
 }
 
 impl Known {
-    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: that of the path it replaces,
-    /// and that of an evicted path.
+    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: the neighbour of the path it replaces,
+    /// and the neighbour of an evicted path.
     fn remember(&mut self, path: Path) -> Vec<IpAddr> {
         let old = self.paths.iter().position(|known| known.key == path.key);
         let mut path = path;
-        let mut left = Vec::new();
+        let mut released = Vec::new();
         if let Some(old) = old.map(|at| self.paths.remove(at)) {
             path.unsolicited &= old.unsolicited;
             if old.next_hop == path.next_hop {
                 path.ours |= old.ours;
             } else {
-                left.extend(self.remove_path(&old));
+                released.extend(self.remove_path(&old));
             }
         }
         let (unsolicited, most) = (path.unsolicited, MOST[usize::from(path.unsolicited)]);
@@ -328,9 +330,9 @@ impl Known {
             && let Some(oldest) = self.paths.iter().position(|known| known.unsolicited == unsolicited)
         {
             let oldest = self.paths.remove(oldest);
-            left.extend(self.remove_path(&oldest));
+            released.extend(self.remove_path(&oldest));
         }
-        left
+        released
     }
 
     /// Returns a removed path's neighbour, if it was managed for us and no other path uses it.
@@ -448,8 +450,8 @@ mod tests {
         known.remember(path(1, 1, true, true));
         known.remember(path(2, 2, true, true));
         let remote = 10_000..10_000 + MOST[1] as u32;
-        let left: Vec<_> = remote.flat_map(|n| known.remember(path(n, n, true, true))).collect();
-        assert_eq!(left, [ip(2)], "only the oldest unsolicited path");
+        let released: Vec<_> = remote.flat_map(|n| known.remember(path(n, n, true, true))).collect();
+        assert_eq!(released, [ip(2)], "only the oldest unsolicited path");
         assert!(known.paths.iter().any(|path| path.key.destination == ip(1)));
         assert_eq!(known.paths.len(), 1 + MOST[1]);
     }

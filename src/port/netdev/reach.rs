@@ -1,4 +1,4 @@
-//! Tells whether a socket's datagram would be sent at once.
+//! Tells whether a socket's datagram would be sent immediately.
 //!
 //! A datagram to a neighbour that does not answer stays in the kernel for seconds, and occupies the buffer of its
 //! socket. A server that replies to arbitrary hosts therefore checks first.
@@ -12,7 +12,7 @@ use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
 
 use super::NetNs;
-use super::neighbour::{DISCARD, RouteKey, look_on, multicast, path_to, socket_from, use_once};
+use super::neighbour::{DISCARD, RouteKey, lookup_on, multicast, path_to, socket_from, use_once};
 use super::netlink::Netlink;
 
 /// Asks the kernel about next hops, through the interface that routing selects, as sockets do.
@@ -36,13 +36,13 @@ impl Reach {
         Ok(Reach { namespace, netlink: Mutex::new(Netlink::open()?), link })
     }
 
-    /// True if a datagram along the route of `key` is sent at once, or the kernel cannot say. False if the next hop has not
+    /// True if a datagram along the route of `key` is sent immediately, or the kernel cannot say. False if the next hop has not
     /// answered yet; the kernel is resolving it then.
     pub fn is_ready(&self, key: RouteKey) -> bool {
-        self.ask(key).unwrap_or(true)
+        self.check(key).unwrap_or(true)
     }
 
-    fn ask(&self, key: RouteKey) -> io::Result<bool> {
+    fn check(&self, key: RouteKey) -> io::Result<bool> {
         let destination = key.destination;
         if destination.is_loopback() || multicast(destination).is_some() {
             return Ok(true);
@@ -54,7 +54,7 @@ impl Reach {
         };
         // No unicast route: this host itself, or a broadcast.
         let Some((link, next_hop)) = path else { return Ok(true) };
-        let before = look_on(&mut netlink, link, next_hop)?;
+        let before = lookup_on(&mut netlink, link, next_hop)?;
         if before.mac.is_some() || before.is_fixed() {
             return Ok(true);
         }
@@ -65,7 +65,7 @@ impl Reach {
                 other => other?,
             }
         }
-        let now = look_on(&mut netlink, link, next_hop)?;
+        let now = lookup_on(&mut netlink, link, next_hop)?;
         if now.state == NeighbourState::None {
             return Ok(!has_neighbours(&mut netlink, link)?);
         }

@@ -72,8 +72,8 @@ impl AsFd for Tap {
 pub(super) fn create(name: &str) -> io::Result<()> {
     let device = attach(name, IFF_TAP | IFF_NO_PI | IFF_VNET_HDR)?;
     // SAFETY: the descriptor is open; the argument of TUNSETPERSIST is a plain integer, no pointer.
-    let kept = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETPERSIST as _, 1 as libc::c_ulong) };
-    if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let status = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETPERSIST as _, 1 as libc::c_ulong) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Returns a descriptor of the interface `name` with these flags. Makes the interface if it does not exist.

@@ -12,7 +12,7 @@ use super::NetdevError;
 use super::interface::usable;
 use super::netlink::Netlink;
 
-/// A VLAN interface (802.1Q; those of 802.1ad, whose tags are service tags, are left out).
+/// A VLAN interface (802.1Q; interfaces of 802.1ad, which use service tags, are left out).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VlanLink {
     /// Index in its namespace.
@@ -21,7 +21,7 @@ pub struct VlanLink {
     pub name: String,
     /// VLAN ID, 0 to 4094.
     pub vlan: u16,
-    /// Station address: that of the interface below, unless it was set.
+    /// Station address: the address of the interface below, unless it was set.
     pub mac: [u8; 6],
     /// True if administratively up.
     pub up: bool,
@@ -53,28 +53,28 @@ impl Vlans {
         let failed = |e| NetdevError::from_io("list the VLAN interfaces", e);
         let everything = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let links = self.netlink.dump(&everything).map_err(failed)?;
-        let mut found: Vec<VlanLink> = links
+        let mut vlans: Vec<VlanLink> = links
             .iter()
             .filter_map(|answer| match answer {
                 RouteNetlinkMessage::NewLink(link) => vlan_of(link, self.parent),
                 _ => None,
             })
             .collect();
-        if found.is_empty() {
-            return Ok(found);
+        if vlans.is_empty() {
+            return Ok(vlans);
         }
         let everything = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         for answer in self.netlink.dump(&everything).map_err(failed)? {
             if let RouteNetlinkMessage::NewAddress(message) = answer
-                && let Some(link) = found.iter_mut().find(|link| link.index == message.header.index)
+                && let Some(link) = vlans.iter_mut().find(|link| link.index == message.header.index)
                 && let Some(address) = usable(&message)
             {
                 link.addresses.push(address.ip);
             }
         }
-        found.sort_by_key(|link| link.vlan);
-        found.iter_mut().for_each(|link| link.addresses.sort_by_key(IpAddr::is_ipv6));
-        Ok(found)
+        vlans.sort_by_key(|link| link.vlan);
+        vlans.iter_mut().for_each(|link| link.addresses.sort_by_key(IpAddr::is_ipv6));
+        Ok(vlans)
     }
 }
 
@@ -190,9 +190,13 @@ mod tests {
         assert_eq!(vlan_of(&new_link(9, &vlan(3, b"vlan\0", 0x8100)), 2), None, "on another interface");
         assert_eq!(vlan_of(&new_link(9, &vlan(2, b"vlan\0", 0x88a8)), 2), None, "service tags");
         assert_eq!(vlan_of(&new_link(9, &vlan(2, b"dummy\0", 0x8100)), 2), None, "another kind");
-        let mut elsewhere = vlan(2, b"vlan\0", 0x8100);
-        elsewhere.push(attribute(37, &0_u32.to_ne_bytes()));
-        assert_eq!(vlan_of(&new_link(9, &elsewhere), 2), None, "IFLA_LINK_NETNSID: of another namespace");
+        let mut other_namespace = vlan(2, b"vlan\0", 0x8100);
+        other_namespace.push(attribute(37, &0_u32.to_ne_bytes()));
+        assert_eq!(
+            vlan_of(&new_link(9, &other_namespace), 2),
+            None,
+            "IFLA_LINK_NETNSID: of another namespace"
+        );
     }
 
     #[test]

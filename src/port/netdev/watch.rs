@@ -45,7 +45,7 @@ pub struct Watch {
     due: bool,
     /// Number of queries that were due.
     queries: u64,
-    gone: bool,
+    deleted: bool,
 }
 
 impl Watch {
@@ -67,7 +67,7 @@ impl Watch {
         let (events, netlink) =
             open().map_err(|e| NetdevError::from_io(format!("watch interface {}", interface.name), e))?;
         let mut watch =
-            Watch { events, netlink, last: interface.clone(), due: true, queries: 0, gone: false };
+            Watch { events, netlink, last: interface.clone(), due: true, queries: 0, deleted: false };
         // The queue count in `interface` may be ethtool's, which `poll` does not query again.
         watch.last.addresses.sort();
         Ok(watch)
@@ -80,7 +80,7 @@ impl Watch {
     pub fn poll(&mut self) -> Result<Vec<Change>, NetdevError> {
         // Drain in any case: queued messages keep the socket readable.
         self.due |= self.drain();
-        if self.gone || !self.due {
+        if self.deleted || !self.due {
             return Ok(Vec::new());
         }
         self.queries += 1;
@@ -88,7 +88,7 @@ impl Watch {
         let mut now = match query(&mut self.netlink, &key) {
             Ok(now) => now,
             Err(NetdevError::NoSuchInterface { .. }) => {
-                self.gone = true;
+                self.deleted = true;
                 return Ok(vec![Change::Gone]);
             }
             Err(e) => return Err(e),

@@ -30,7 +30,7 @@ pub(super) struct Offload {
 impl Offload {
     /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
     const NEEDS_CHECKSUM: u8 = 1;
-    /// `VIRTIO_NET_HDR_GSO_ECN`, beside a type.
+    /// `VIRTIO_NET_HDR_GSO_ECN`, combined with a type.
     const ECN: u8 = 0x80;
 
     pub(super) fn parse(header: &[u8; super::ring::VNET_HEADER]) -> Offload {

@@ -19,7 +19,7 @@ pub(super) trait Filling {
     type Time: Ord;
 
     /// Looks at the next slots. `None`: none of them is filled.
-    fn look(&self) -> Option<Outlook<Self::Time>>;
+    fn peek(&self) -> Option<Outlook<Self::Time>>;
 
     /// Returns how many slots are filled without a gap, from the next one on.
     fn in_a_row(&self) -> usize;
@@ -51,15 +51,15 @@ impl Merge {
             return Some(Older::Lone);
         }
         let in_a_row = lone.in_a_row();
-        if trains.look().is_none() {
+        if trains.peek().is_none() {
             self.run = in_a_row.saturating_sub(1);
             return (in_a_row > 0).then_some(Older::Lone);
         }
-        let (before, train) = (lone.look(), trains.look()?);
+        let (before, train) = (lone.peek(), trains.peek()?);
         if let Some(lone) = before.filter(|lone| lone.earliest < train.earliest) {
             return lone.is_ready.then_some(Older::Lone);
         }
-        let is_first = lone.look().is_none_or(|lone| train.earliest <= lone.earliest);
+        let is_first = lone.peek().is_none_or(|lone| train.earliest <= lone.earliest);
         (is_first && train.is_ready).then_some(Older::Train)
     }
 }
@@ -116,7 +116,7 @@ mod tests {
     impl Filling for Ring<'_> {
         type Time = u64;
 
-        fn look(&self) -> Option<Outlook<u64>> {
+        fn peek(&self) -> Option<Outlook<u64>> {
             let mut kernel = self.0.borrow_mut();
             let next = kernel.taken[self.1];
             let (mut is_ready, mut earliest) = (false, None::<u64>);

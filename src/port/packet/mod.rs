@@ -1,7 +1,7 @@
 //! RoCE v2 through AF_PACKET sockets: whole frames in trains, with CAP_NET_RAW alone.
 //!
 //! A packet socket sends a train of datagrams behind one header and receives it as one frame from a ring in memory, so that
-//! the kernel handles up to 64 KiB at once: over virtual links this is faster than both AF_XDP, which copies every frame, and UDP
+//! the kernel handles up to 64 KiB in one piece: over virtual links this is faster than both AF_XDP, which copies every frame, and UDP
 //! sockets, which add the kernel's UDP and a call for each receive. AF_PACKET copies frames and does not take them from the kernel.
 //! A UDP socket that drops everything therefore holds port 4791: without it the kernel would answer each frame with an ICMP
 //! error. Its `UDP_GRO` keeps the kernel from cutting trains first.
@@ -153,7 +153,7 @@ impl Port for PacketPort {
         self.receiver.fds()
     }
 
-    /// Returns 0 (at once) while the rest of a train waits for the next burst.
+    /// Returns 0 (immediately) while the rest of a train waits for the next burst.
     fn next_event(&self) -> Nanos {
         if self.receiver.has_rest() { Nanos::ZERO } else { Nanos::MAX }
     }

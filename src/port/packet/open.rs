@@ -28,7 +28,7 @@ const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
 /// The receive rings: a slot holds a train of 64 KiB, or one frame. A block of 1 MiB has 15 slots. First the ring of a port for all frames, then
-/// that of trains, and that for other processes of this host.
+/// the socket of trains, and the socket for other processes of this host.
 pub(super) const RING: Size = Size { slots: 480, slot: 68 << 10 };
 const TRAIN_RING: Size = Size { slots: 240, ..RING };
 const LOOPBACK_RING: Size = Size { slots: 60, ..RING };
@@ -52,7 +52,7 @@ const FIRST_KERNEL: (u32, u32) = (6, 2);
 pub struct PacketConfig {
     /// The interface, in the namespace of the thread that opens it.
     pub interface: String,
-    /// Destination addresses to take. Empty: those of the interface, and later changes.
+    /// Destination addresses to take. Empty: the interface's, and later changes.
     pub addresses: Vec<IpAddr>,
     /// Share the interface with other processes of this user that do so too ([`group`](crate::group)). Ignored if addresses are
     /// chosen.

@@ -206,7 +206,7 @@ impl Port for PromiscuousPort {
         vec![self.ring.fd()]
     }
 
-    /// Returns 0 (at once) while frames of a merged one wait for the next burst.
+    /// Returns 0 (immediately) while frames of a merged one wait for the next burst.
     fn next_event(&self) -> Nanos {
         if self.received.len() > self.shown { Nanos::ZERO } else { Nanos::MAX }
     }

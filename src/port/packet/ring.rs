@@ -31,7 +31,7 @@ const ADDRESS: usize = 32;
 /// Offset in it of the packet type, and the type of frames to groups.
 const PACKET_TYPE: usize = ADDRESS + 10;
 const TO_GROUP: u8 = 2;
-/// The tag's EtherType is known (`linux/if_packet.h`), and that of 802.1Q.
+/// The tag's EtherType is known (`linux/if_packet.h`), and the EtherType of 802.1Q.
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 const VLAN: u16 = 0x8100;
 
@@ -197,9 +197,10 @@ impl Ring {
         let word = |at: usize| u32::from_ne_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
         let half = |at: usize| u16::from_ne_bytes([all[at], all[at + 1]]);
         // struct tpacket2_hdr: status, len, snaplen, mac, net, sec, nsec, vlan_tci, vlan_tpid.
-        let (status, len, kept, frame) = (word(0), word(4) as usize, word(8) as usize, usize::from(half(12)));
+        let (status, len, captured, frame) =
+            (word(0), word(4) as usize, word(8) as usize, usize::from(half(12)));
         // The kernel's offsets lie within the slot; a value that does not is cut.
-        let bytes = all.get(frame..frame + kept).unwrap_or_default();
+        let bytes = all.get(frame..frame + captured).unwrap_or_default();
         let header = frame.checked_sub(VNET_HEADER).and_then(|at| all.get(at..)?.first_chunk());
         let vnet = header.unwrap_or(&[0; VNET_HEADER]);
         // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size.
@@ -266,7 +267,7 @@ impl Ring {
 impl Filling for Ring {
     type Time = (u32, u32);
 
-    fn look(&self) -> Option<Outlook<(u32, u32)>> {
+    fn peek(&self) -> Option<Outlook<(u32, u32)>> {
         let filled = (0..self.processors).filter(|ahead| self.is_filled(*ahead));
         let mut stamps = filled.map(|ahead| (ahead, self.stamp(self.next + ahead)));
         let (first, stamp) = stamps.next()?;

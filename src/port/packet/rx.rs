@@ -43,7 +43,7 @@ const TAGGED: u8 = 2;
 
 /// Receives from rings.
 pub(super) struct Receiver {
-    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then that of the loopback interface, if other processes
+    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then the ring of the loopback interface, if other processes
     /// share the port.
     pub(super) rings: Vec<Ring>,
     merge: Merge,
@@ -402,9 +402,9 @@ impl Receiver {
     /// Ends the burst, and returns the slots that it used up.
     pub(super) fn release(&mut self) {
         self.burst.clear();
-        let kept = self.train.as_ref().map(|train| train.place);
+        let held = self.train.as_ref().map(|train| train.place);
         for (i, ring) in self.rings.iter_mut().enumerate() {
-            match kept {
+            match held {
                 Some(Place::Slot(of, slot)) if of == i => ring.release(slot),
                 _ => ring.release_all(),
             }

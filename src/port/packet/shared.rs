@@ -1,6 +1,6 @@
 //! Sharing an interface with other processes of this user: each takes the packets of its own units.
 //!
-//! AF_PACKET gives each socket all frames, and the filter of each member's socket refuses those of others in the kernel. Requests
+//! AF_PACKET gives each socket all frames, and the filter of each member's socket refuses other members' frames in the kernel. Requests
 //! of the connection manager and frames to groups pass all filters; requests are judged by the roster. Frames between two
 //! processes of one host pass over the loopback interface, where each member has a second, smaller ring.
 
@@ -43,7 +43,7 @@ pub(super) struct Filters {
     sockets: Vec<(Source, OwnedFd)>,
     /// The units to take; `None`: all.
     units: Option<Arc<Units>>,
-    /// The frames that are wanted beside RoCE v2.
+    /// The frames that are wanted in addition to RoCE v2.
     wishes: Mutex<RxOptions>,
 }
 
@@ -65,7 +65,7 @@ impl Filters {
         Ok(filters)
     }
 
-    /// Sets which frames the sockets take beside RoCE v2.
+    /// Sets which frames the sockets take in addition to RoCE v2.
     ///
     /// # Errors
     /// The kernel's.

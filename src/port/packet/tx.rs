@@ -1,6 +1,6 @@
 //! Sending: trains of datagrams behind one header, which the kernel or the adapter cuts (`GSO_UDP_L4` in a `virtio_net_hdr`).
 //!
-//! The kernel counts the IPv4 identification of a train up from that of its first frame. `arrange` writes these numbers into the
+//! The kernel counts the IPv4 identification of a train up from the identification of its first frame. `arrange` writes these numbers into the
 //! headers: the ICRC covers them.
 
 use std::io;
@@ -14,7 +14,7 @@ use crate::udp::sys::{BATCH, Outbox};
 use roxie_base::frame::FrameMut;
 use roxie_base::time::Nanos;
 
-/// Most datagrams in one train (`UDP_MAX_SEGMENTS` before Linux 6.9).
+/// Maximum number of datagrams in one train (`UDP_MAX_SEGMENTS` before Linux 6.9).
 const SEGMENTS: usize = 64;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -253,7 +253,7 @@ impl Sender {
         result
     }
 
-    /// Drops a train and counts it. The first failure is reported, except that of a copy: no process may want it.
+    /// Drops a train and counts it. The first failure is reported, except the failure of a copy: no process may want it.
     fn give_up(&mut self, boxed: Boxed, error: &str) {
         let lost = self.lose(boxed);
         self.counts.failed += lost;
@@ -289,7 +289,7 @@ fn flow(mut headers: [u8; MAX_HEADERS], udp: usize) -> Flow {
     headers
 }
 
-/// Sets lengths and checksums of a train's headers: `payload` bytes behind the UDP header at `udp`. The UDP checksum is that of the
+/// Sets lengths and checksums of a train's headers: `payload` bytes behind the UDP header at `udp`. The UDP checksum is for the
 /// pseudo-header, as `CHECKSUM_PARTIAL` wants it.
 fn set_train(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
     set_lengths(headers, udp, payload);

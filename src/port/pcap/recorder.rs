@@ -206,16 +206,16 @@ impl Recorder<Background> {
         Ok(recorder)
     }
 
-    /// Returns recorders for so many ports of the interface, at least one: this one, and others to its stream.
+    /// Returns recorders for `count` ports of the interface, at least one: this one, and others to its stream.
     pub fn for_ports(mut self, count: usize) -> Vec<Recorder<Background>> {
-        let mut others: Vec<_> = (1..count).map(|_| self.beside()).collect();
+        let mut others: Vec<_> = (1..count).map(|_| self.continued()).collect();
         others.insert(0, self);
         others
     }
 
-    fn beside(&mut self) -> Recorder<Background> {
+    fn continued(&mut self) -> Recorder<Background> {
         let out = self.writer.get_mut().clone();
-        let mut recorder = Recorder::on(self.writer.beside(out), self.timestamps, self.budget, None);
+        let mut recorder = Recorder::on(self.writer.continued_on(out), self.timestamps, self.budget, None);
         (recorder.epoch, recorder.is_live) = (Arc::clone(&self.epoch), self.is_live);
         recorder
     }

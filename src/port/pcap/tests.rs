@@ -42,7 +42,7 @@ fn packets(file: &Shared) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
     all
 }
 
-fn says(options: &[u8], text: &str) -> bool {
+fn contains(options: &[u8], text: &str) -> bool {
     options.windows(text.len()).any(|w| w == text.as_bytes())
 }
 
@@ -83,9 +83,9 @@ fn both_directions_are_captured_with_notes_and_times() {
     let all = packets(&file);
     let frames: Vec<_> = all.iter().map(|p| (p.0, &p.1[..])).collect();
     assert_eq!(frames, [(1_000, &b"leaves"[..]), (1_400, b"without"), (2_000, b"arrives")]);
-    assert!(says(&all[0].2, "retransmit: PSN 1042, try 2 of 7"));
-    assert!(!says(&all[1].2, "retransmit"), "a note stays with its frame");
-    assert!(says(&all[2].2, "duplicate; acknowledged again"));
+    assert!(contains(&all[0].2, "retransmit: PSN 1042, try 2 of 7"));
+    assert!(!contains(&all[1].2, "retransmit"), "a note stays with its frame");
+    assert!(contains(&all[2].2, "duplicate; acknowledged again"));
     assert_eq!(b.rx_burst(Nanos::ZERO), 2, "traffic passes");
 }
 
@@ -98,7 +98,7 @@ fn cancelled_frames_notes_are_discarded() {
     a.tx_flush(Nanos::ZERO).unwrap();
     send(&mut a, b"next", None);
     let all = packets(&file);
-    assert!(all.len() == 1 && !says(&all[0].2, "never sent"));
+    assert!(all.len() == 1 && !contains(&all[0].2, "never sent"));
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn slow_readers_lost_frames_are_counted_and_noted() {
     send(&mut a, b"four", None);
     let all = packets(&file.0);
     assert_eq!(all.iter().map(|p| &p.1[..]).collect::<Vec<_>>(), [&b"three"[..], b"four"]);
-    assert!(says(&all[0].2, "capture: 2 frames before this one were not written; kept"));
-    assert!(!says(&all[1].2, "capture:"), "once is enough");
+    assert!(contains(&all[0].2, "capture: 2 frames before this one were not written; kept"));
+    assert!(!contains(&all[1].2, "capture:"), "once is enough");
     let mut counters = Vec::new();
     a.counters(&mut counters);
     assert!(counters.contains(&("pcap_skipped", 2)) && counters.contains(&("pcap_write_errors", 0)));

@@ -14,7 +14,7 @@ pub(crate) const V4_HEADERS: usize = 14 + 20 + 8;
 pub(crate) const V6_HEADERS: usize = 14 + 40 + 8;
 /// The longer of the two.
 pub(crate) const MAX_HEADERS: usize = V6_HEADERS;
-/// Offset of the EtherType, and those of 802.1Q tags and RoCE v1.
+/// Offset of the EtherType, and the EtherTypes of 802.1Q tags and RoCE v1.
 const STATIONS: usize = 12;
 const VLAN: [u8; 2] = [0x81, 0x00];
 const ROCE_V1: [u8; 2] = [0x89, 0x15];

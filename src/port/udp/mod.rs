@@ -52,7 +52,7 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// Returns the addresses that it receives on: those of the network namespace if it listens on any.
+    /// Returns the addresses that it receives on: all of the network namespace if it listens on any.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
@@ -133,7 +133,7 @@ impl Port for UdpPort {
         self.receiver.fds()
     }
 
-    /// Returns 0 (at once) while fetched datagrams wait for the next burst.
+    /// Returns 0 (immediately) while fetched datagrams wait for the next burst.
     fn next_event(&self) -> Nanos {
         if self.receiver.has_rest() { Nanos::ZERO } else { Nanos::MAX }
     }

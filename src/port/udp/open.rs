@@ -38,7 +38,7 @@ pub struct UdpConfig {
     pub port: u16,
     /// The interface to take name and MTU from; default: the one with the first address.
     pub interface: Option<String>,
-    /// MTU in bytes; default: that of the interface.
+    /// MTU in bytes; default: the interface's.
     pub mtu: Option<usize>,
     /// Station address; default: [`synthetic_mac`] of the first address.
     pub mac: Option<[u8; 6]>,
@@ -409,7 +409,7 @@ fn interface_of(addresses: &[IpAddr], interfaces: &[Interface]) -> Option<String
     interfaces.iter().find(has).map(|i| i.name.clone())
 }
 
-/// Returns the configured addresses, or those of the interfaces that are up, loopback last.
+/// Returns the configured addresses, or the addresses of the interfaces that are up, loopback last.
 fn own_addresses(config: &UdpConfig, interfaces: &[Interface]) -> Vec<IpAddr> {
     if !config.addresses.is_empty() {
         return config.addresses.clone();

@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn the_process_that_holds_a_port_is_named() {
         let socket = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
-        let Owner { text: said, may_go } = of(socket.local_addr().unwrap().port());
-        assert!(!may_go && said.contains(&format!("process {} (", std::process::id())), "{said}");
+        let Owner { text: message, may_go } = of(socket.local_addr().unwrap().port());
+        assert!(!may_go && message.contains(&format!("process {} (", std::process::id())), "{message}");
     }
 
     #[test]

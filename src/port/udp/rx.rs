@@ -310,11 +310,11 @@ impl Receiver {
         self.turn = self.turn.wrapping_add(1);
         let sockets = self.listeners.len();
         let one_is_warm = self.listeners.iter().any(|l| l.idle_polls < COLD_AFTER);
-        let ask_cold = !one_is_warm || (self.turn / sockets).is_multiple_of(COLD_PERIOD);
+        let poll_cold = !one_is_warm || (self.turn / sockets).is_multiple_of(COLD_PERIOD);
         for k in 0..sockets {
             let s = (self.turn + k) % sockets;
             let listener = &mut self.listeners[s];
-            if listener.idle_polls >= COLD_AFTER && !ask_cold {
+            if listener.idle_polls >= COLD_AFTER && !poll_cold {
                 continue;
             }
             match self.inbox.receive(listener.socket.as_fd(), self.limit) {

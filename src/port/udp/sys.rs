@@ -17,7 +17,7 @@ use libc::{c_int, iovec, mmsghdr};
 
 /// Most datagrams or trains per call.
 pub(crate) const BATCH: usize = 64;
-/// Most pieces of memory per call.
+/// Maximum number of pieces of memory per call.
 pub(crate) const PIECES: usize = 512;
 /// Longest received train, in bytes.
 pub(super) const TRAIN_BYTES: usize = 65_536;
@@ -106,7 +106,7 @@ fn attach(fd: BorrowedFd<'_>, option: c_int, program: &[(u16, u8, u8, u32)]) -> 
     let len = u16::try_from(code.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
     // SAFETY: `program.filter` points to `len` initialised instructions that outlive the call, and the
-    // option length is that of the struct; the kernel copies and verifies both.
+    // option length is the struct's; the kernel copies and verifies both.
     let rc = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -167,7 +167,7 @@ struct Raw {
     vectors: Box<[iovec]>,
 }
 
-// SAFETY: every pointer in `Raw` is written anew from borrowed memory by the call that uses it, on the
+// SAFETY: every pointer in `Raw` is written again from borrowed memory by the call that uses it, on the
 // thread that makes it, and is never followed otherwise.
 unsafe impl Send for Raw {}
 
@@ -199,7 +199,7 @@ impl Outbox {
         self.pieces.clear();
     }
 
-    /// True if so many trains, with `pieces` pieces in all, still fit.
+    /// True if this many trains, with `pieces` pieces in all, still fit.
     pub(crate) fn has_room(&self, trains: usize, pieces: usize) -> bool {
         self.shapes.len() + trains <= BATCH && self.pieces.len() + pieces <= PIECES
     }
@@ -212,7 +212,7 @@ impl Outbox {
         self.shapes.push((name_len, control_len, self.pieces.len()..self.pieces.len()));
     }
 
-    /// Begins a train for a socket that takes whole frames: to the interface with this index, or to that of the socket.
+    /// Begins a train for a socket that takes whole frames: to the interface with this index, or to the socket's interface.
     pub(crate) fn begin_frame(&mut self, interface: Option<u32>) {
         let name_len = interface.map_or(0, |index| write_link(&mut self.names[self.shapes.len()], index));
         self.shapes.push((name_len, 0, self.pieces.len()..self.pieces.len()));

@@ -53,7 +53,7 @@ pub struct XdpConfig {
     pub ring: u32,
     /// Which modes may be used.
     pub mode: Mode,
-    /// Destination addresses of RoCE v2 to take. Empty: those of the interface when it is opened.
+    /// Destination addresses of RoCE v2 to take. Empty: the interface's when it is opened.
     /// [`super::XdpPort::set_addresses`] changes them later.
     pub addresses: Vec<IpAddr>,
     /// Take RoCE v1 (EtherType 0x8915) too.
@@ -106,5 +106,5 @@ impl XdpConfig {
 /// Chunk size of the UMEM: a page, the largest that the kernel takes without huge pages.
 pub(super) const CHUNK: u32 = 4096;
 
-/// Most queues in one port: each gets its share of a burst, at least one frame.
+/// Maximum number of queues in one port: each gets its share of a burst, at least one frame.
 pub(super) const MAX_QUEUES: usize = crate::BURST;

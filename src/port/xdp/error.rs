@@ -150,10 +150,10 @@ mod tests {
         let slaves = vec!["eth1".into(), "eth2".into()];
         let refused = XdpError::Bond { interface: "bond0".into(), mode: "active-backup".into(), slaves };
         assert!(refused.leaves_sockets());
-        let told = refused.to_string();
+        let message = refused.to_string();
         assert!(
-            told.starts_with("bond0 is a bond (active-backup)") && told.contains("(eth1, eth2)"),
-            "{told}"
+            message.starts_with("bond0 is a bond (active-backup)") && message.contains("(eth1, eth2)"),
+            "{message}"
         );
     }
 

@@ -208,8 +208,8 @@ fn bind_all(
                 Err(e) => {
                     // Without zero-copy support, both its variants fail alike: one line suffices.
                     let reason = format!("{}: {}", options.name(), short(&e));
-                    let said = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
-                    if !(said && options.zero_copy) {
+                    let is_repeated = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
+                    if !(is_repeated && options.zero_copy) {
                         tried.push(reason);
                     }
                     continue 'candidates;
@@ -345,7 +345,7 @@ fn bind(
 /// Keeps the socket, and with it the queue, from programs that this process starts or becomes, and sets options that make it faster, where
 /// the kernel has them.
 fn tune(socket: i32) {
-    // SAFETY: the descriptor is that of a socket that is open for the whole function.
+    // SAFETY: the descriptor belongs to a socket that is open for the whole function.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
     let _ = fcntl(socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     let _ = setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER)

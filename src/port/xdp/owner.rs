@@ -31,16 +31,16 @@ pub(super) fn describe(holders: &[String]) -> String {
 
 /// Returns the processes with a descriptor that has the fdinfo line `key: value`.
 fn holders(key: &str, value: u32) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
+    let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         let infos = fs::read_dir(entry.path().join("fdinfo")).into_iter().flatten().flatten();
         if infos.flat_map(|info| fs::read_to_string(info.path())).any(|text| has_line(&text, key, value)) {
-            found.push(format!("{} (pid {pid})", process_name(pid)));
+            names.push(format!("{} (pid {pid})", process_name(pid)));
         }
     }
-    found
+    names
 }
 
 /// True if fdinfo `text` has `key:<white space>value` on a line.

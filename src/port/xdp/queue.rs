@@ -137,7 +137,7 @@ pub(super) struct Queue {
     tx_total: usize,
     tx_kernel: usize,
     /// Descriptors on the tx ring after the last flush.
-    tx_left: u32,
+    tx_remaining: u32,
     free: Vec<Chunk>,
     slots: Vec<Option<Slot>>,
     free_slots: Vec<u32>,
@@ -193,7 +193,7 @@ impl Queue {
             longest,
             tx_total,
             tx_kernel: 0,
-            tx_left: 0,
+            tx_remaining: 0,
             slots: (0..tx_total).map(|_| None).collect(),
             free_slots: (0..u32::try_from(tx_total).unwrap_or(u32::MAX)).rev().collect(),
             free,
@@ -432,7 +432,7 @@ impl Queue {
     /// True if frames still wait for a kick: committed since the last flush, or left over from it in copy mode. A
     /// zero-copy driver polls the ring by itself.
     pub(super) fn unsent(&self) -> bool {
-        !self.pending.is_empty() || (self.copy_mode && self.tx_left > 0)
+        !self.pending.is_empty() || (self.copy_mode && self.tx_remaining > 0)
     }
 
     fn on_tx_ring(&mut self) -> u32 {
@@ -462,9 +462,9 @@ impl Queue {
             self.tx_kernel += put;
             self.pending.drain(..put);
         }
-        let mut left = self.on_tx_ring();
-        self.tx_left = left;
-        while left > 0 && (self.copy_mode || self.tx.needs_wakeup()) {
+        let mut remaining = self.on_tx_ring();
+        self.tx_remaining = remaining;
+        while remaining > 0 && (self.copy_mode || self.tx.needs_wakeup()) {
             self.counters.tx_kicks += 1;
             match send(self.tx.fd().as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
                 // A zero-copy driver continues by itself; one kick is enough.
@@ -481,18 +481,18 @@ impl Queue {
                     break;
                 }
                 Err(e) => {
-                    (self.is_down, self.tx_left) = (true, 0);
+                    (self.is_down, self.tx_remaining) = (true, 0);
                     return Err(failed(e));
                 }
             }
             let now = self.on_tx_ring();
-            if now == left {
+            if now == remaining {
                 self.counters.tx_busy += 1;
                 break; // no progress: retry at the next flush
             }
-            (left, self.is_down) = (now, false);
+            (remaining, self.is_down) = (now, false);
         }
-        self.tx_left = left;
+        self.tx_remaining = remaining;
         if self.tx_kernel > 0 {
             self.complete();
         }
@@ -502,7 +502,7 @@ impl Queue {
     /// Reclaims the chunks of frames that were sent.
     fn complete(&mut self) {
         loop {
-            // SAFETY: the ring is that of the socket bound to `self.umem`; what it returns was produced by
+            // SAFETY: the ring belongs to the socket bound to `self.umem`; what it returns was produced by
             // `flush` and is held nowhere else.
             let n = unsafe { self.comp.consume(&mut self.scratch[..BURST]) };
             self.tx_kernel -= n;
@@ -558,7 +558,7 @@ fn bytes_mut<'a>(umem: &'a Umem, chunk: &'a mut Chunk) -> &'a mut [u8] {
     // no other code reads or writes there.
     let mut data = unsafe { umem.data_mut(&mut chunk.0) };
     let start = data.contents_mut().as_mut_ptr();
-    // SAFETY: `start` and `len` are those of the slice just made; the memory lives as long as `umem` is
+    // SAFETY: `start` and `len` are taken from the slice just made; the memory lives as long as `umem` is
     // borrowed, and stays ours as long as `chunk` is.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }

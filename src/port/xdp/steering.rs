@@ -44,7 +44,7 @@ pub(super) struct Steering {
     /// The addresses that the interface has itself, and those on its VLANs.
     own: Vec<IpAddr>,
     vlans: Vec<(IpAddr, u16)>,
-    /// Multicast groups steered beside the addresses, with the memberships. A group that several workers have joined is listed as often.
+    /// Multicast groups steered in addition to the addresses, with the memberships. A group that several workers have joined is listed as often.
     groups: Vec<(IpAddr, Membership)>,
     /// Network namespace of the interface.
     namespace: NetNs,
@@ -127,7 +127,7 @@ impl Steering {
         self.options.set(0, chosen, 0).map_err(refused)
     }
 
-    /// Sets the interface's station address. Frames to other stations are not taken, except those of groups.
+    /// Sets the interface's station address. Frames to other stations are not taken, except frames to groups.
     pub(super) fn set_station(&mut self, mac: [u8; 6]) -> Result<(), XdpError> {
         let mut station: Station = [0; 8];
         station[..6].copy_from_slice(&mac);
@@ -198,8 +198,8 @@ impl Steering {
         let on_vlans = self.vlans.iter().map(|(ip, _)| key(*ip));
         let wanted: HashSet<[u8; 16]> = own.iter().copied().chain(on_vlans).collect();
         // `steered` mirrors the map at every moment, so that the next call completes a change that failed halfway.
-        let gone: Vec<_> = self.steered.difference(&wanted).copied().collect();
-        for key in gone {
+        let removed: Vec<_> = self.steered.difference(&wanted).copied().collect();
+        for key in removed {
             match self.addresses.remove(&key) {
                 Ok(()) | Err(MapError::KeyNotFound) => self.steered.remove(&key),
                 Err(e) => return Err(refused(e)),
@@ -212,7 +212,7 @@ impl Steering {
         Ok(())
     }
 
-    /// Replaces the flows to steer beside RoCE. The old set stays in force until the new one is
+    /// Replaces the flows to steer in addition to RoCE. The old set stays in force until the new one is
     /// written, and if that fails.
     pub(super) fn set_flows(&mut self, flows: &[FlowMatch]) -> Result<(), XdpError> {
         let count = u16::try_from(flows.len()).ok().filter(|count| usize::from(*count) <= MAX_FLOWS);
@@ -279,7 +279,7 @@ pub(super) fn program_name(id: u32) -> String {
 }
 
 /// Returns why this process cannot create an XSKMAP, or `None` if it can. Tries the system call: capabilities say less,
-/// for a seccomp filter may refuse it, and those of a user namespace do not count.
+/// for a seccomp filter may refuse it, and privileges in a user namespace do not count.
 pub fn why_no_map() -> Option<io::Error> {
     match is_map_supported(MapType::XskMap) {
         Ok(true) => None,
@@ -299,11 +299,11 @@ const LOG_LINES: usize = 4;
 fn not_loaded(error: ProgramError) -> XdpError {
     let ProgramError::LoadError { io_error, verifier_log } = &error else { return refused(error) };
     let log = verifier_log.to_string();
-    let said: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if said.is_empty() {
+    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if lines.is_empty() {
         return refused(error);
     }
-    let end = said[said.len().saturating_sub(LOG_LINES)..].join(" | ");
+    let end = lines[lines.len().saturating_sub(LOG_LINES)..].join(" | ");
     let remedy = if io_error.kind() == io::ErrorKind::PermissionDenied {
         ". Without CAP_PERFMON the verifier allows less: give it to the program as well, or use the udp port"
     } else {

@@ -45,10 +45,10 @@ impl Adapter {
         self.workers().map(Workers::first)
     }
 
-    pub(crate) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub(crate) fn dispatch(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(workers) => workers.call(command),
-            Adapter::Shared(nic) => nic.call(command),
+            Adapter::Own(workers) => workers.call_worker(command),
+            Adapter::Shared(nic) => nic.send_command(command),
         }
     }
 
@@ -59,7 +59,7 @@ impl Adapter {
         file: Option<BorrowedFd<'_>>,
     ) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(workers) => workers.call(Command::OpenXrcd(open)),
+            Adapter::Own(workers) => workers.call_worker(Command::OpenXrcd(open)),
             Adapter::Shared(nic) => nic.open_xrcd(open, file),
         }
     }
@@ -90,14 +90,14 @@ impl Adapter {
     pub(super) fn is_dead(&self) -> bool {
         match self {
             Adapter::Own(workers) => workers.is_dead(),
-            Adapter::Shared(nic) => nic.is_gone(),
+            Adapter::Shared(nic) => nic.has_ended(),
         }
     }
 
-    pub(super) fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+    pub(super) fn announce_work(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         match self {
-            Adapter::Own(workers) => workers.posted(qp, outstanding, posts),
-            Adapter::Shared(nic) => nic.posted(qp),
+            Adapter::Own(workers) => workers.ring_worker(qp, outstanding, posts),
+            Adapter::Shared(nic) => nic.ring_doorbell(qp),
         }
     }
 
@@ -105,7 +105,7 @@ impl Adapter {
     pub(super) fn posted_receive(&self, qp: QpIndex) {
         match self {
             Adapter::Own(workers) => workers.ring(qp),
-            Adapter::Shared(nic) => nic.posted(qp),
+            Adapter::Shared(nic) => nic.ring_doorbell(qp),
         }
     }
 
@@ -121,7 +121,7 @@ impl Adapter {
     }
 
     /// Runs after a poll of a completion queue that found nothing.
-    pub(super) fn found_nothing(
+    pub(super) fn after_empty_poll(
         &self,
         cq: CqIndex,
         has_come: impl Fn() -> bool,
@@ -129,7 +129,7 @@ impl Adapter {
     ) {
         match self {
             Adapter::Own(workers) => drop(workers.caller_pass_until(has_come)),
-            Adapter::Shared(_) => polling::found_nothing(cq, ring),
+            Adapter::Shared(_) => polling::after_empty_poll(cq, ring),
         }
     }
 
@@ -211,12 +211,12 @@ impl Adapter {
 
     /// Sets the MAC address of the next hop on a VLAN (0: on none), along the route of `key`.
     pub(super) fn set_next_hop(&self, vlan: u16, key: RouteKey, mac: [u8; 6]) {
-        let goes_there = move |av: &AddressVector| {
+        let has_next_hop = move |av: &AddressVector| {
             let route = RouteKey::new(av.sgid.to_ip(), av.dgid.to_ip(), av.traffic_class);
             route == key && av.encapsulation.vlan == vlan
         };
         for engine in self.workers().iter().flat_map(|workers| workers.all()) {
-            engine.adjust(move |worker| worker.set_next_hop(goes_there, mac));
+            engine.adjust(move |worker| worker.set_next_hop(has_next_hop, mac));
         }
     }
 
@@ -264,7 +264,7 @@ impl Adapter {
     }
 
     /// Returns the device's snapshot, without objects that belong to `others`.
-    pub(super) fn look(&self, others: Option<&IsOfClient>) -> Snapshot {
+    pub(super) fn snapshot(&self, others: Option<&IsOfClient>) -> Snapshot {
         match self {
             Adapter::Own(workers) => {
                 let mut objects = workers.names();
@@ -280,7 +280,7 @@ impl Adapter {
                 snapshot
             }
             Adapter::Shared(nic) => {
-                nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+                nic.snapshot().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
             }
         }
     }
@@ -384,7 +384,7 @@ impl DeviceSlot {
     /// Executes a request about an `rdma_cm` port number, which is shared by the processes. Returns the port number.
     ///
     /// # Errors
-    /// As those of [`Roster::port`](roxie_base::roster::Roster::port); `EIO` if the roster cannot be reached.
+    /// The errors of [`Roster::port`](roxie_base::roster::Roster::port); `EIO` if the roster cannot be reached.
     pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
         match self {
             #[cfg(feature = "udp")]

@@ -55,7 +55,7 @@ impl Device {
     /// device needs one ([`Drive::Caller`](super::Drive::Caller) or `Thread`, not `CallerOnly`).
     ///
     /// # Errors
-    /// As those of [`Device::create_cq`]; also if the system is out of descriptors.
+    /// The errors of [`Device::create_cq`]; also if the system is out of descriptors.
     ///
     /// # Panics
     /// Outside of a runtime with I/O enabled.

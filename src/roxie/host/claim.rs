@@ -1,6 +1,6 @@
 //! Devices that claim their interface only with the first queue pair.
 //!
-//! A program that only queries a device, such as `ibv_devinfo`, so works beside a program that uses it.
+//! A program that only queries a device, such as `ibv_devinfo`, so works next to a program that uses it.
 
 #[cfg(feature = "udp")]
 use std::sync::Arc;
@@ -146,7 +146,7 @@ impl Claim {
     }
 }
 
-/// Opens so many ports of a kind, with their slots in its socket group.
+/// Opens this many ports of a kind, with their slots in its socket group.
 #[cfg(feature = "udp")]
 fn opened<P: Port + 'static, E>(
     workers: usize,

@@ -27,7 +27,7 @@ impl Device {
         within("completion queue entries", entries, MAX_CQE)?;
         let ring = self.completion_ring(entries)?;
         let notify = channel.map(|c| c.waits.events().clone());
-        match self.call(MemoryCommand::CreateCq { ring: ring.clone(), notify })? {
+        match self.execute(MemoryCommand::CreateCq { ring: ring.clone(), notify })? {
             Answer::Cq(index) => {
                 let inner = CqInner {
                     device: self.clone(),
@@ -79,7 +79,7 @@ impl Polled {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::DestroyCq(self.index));
+        let _ = self.device.execute(Command::DestroyCq(self.index));
     }
 }
 
@@ -90,7 +90,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+    pub(super) fn keep_alive(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
         Arc::clone(&self.inner) as _
     }
 
@@ -108,8 +108,12 @@ impl CompletionQueue {
     /// processor. On an overloaded machine the thread sleeps, for 50 us at most.
     pub fn turn(&self) {
         let inner = &self.inner;
-        let has_come = || lock(&inner.ring).ring.has_completions();
-        inner.device.inner.adapter.found_nothing(inner.index, has_come, || lock(&inner.ring).ring.clone());
+        let has_completions = || lock(&inner.ring).ring.has_completions();
+        inner
+            .device
+            .inner
+            .adapter
+            .after_empty_poll(inner.index, has_completions, || lock(&inner.ring).ring.clone());
     }
 
     /// Hands polling over to the engine thread: the caller is about to wait.
@@ -137,7 +141,7 @@ impl CompletionQueue {
     }
 
     /// Polls until a completion comes or `timeout` has passed. A timeout beyond the clock's range (`Duration::MAX`) is infinite.
-    /// Returns `None` at once if the device has failed.
+    /// Returns `None` immediately if the device has failed.
     pub fn wait(&self, timeout: Duration) -> Option<Wc> {
         let until = Instant::now().checked_add(timeout);
         loop {
@@ -174,7 +178,7 @@ impl CompletionQueue {
         self.inner.index
     }
 
-    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is raised at once.
+    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is raised immediately.
     /// The caller is then expected to wait, and another thread runs the device meanwhile.
     pub fn arm(&self, armed: Armed) {
         let raised = lock(&self.inner.ring).ring.arm(armed);
@@ -203,23 +207,23 @@ impl CompletionQueue {
         within("completion queue entries", entries, MAX_CQE)?;
         let mut polled = lock(&self.inner.ring);
         let other = self.inner.device.completion_ring(entries)?;
-        let (gone, _) = polled.ring.positions();
-        self.inner.device.call(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
+        let (consumed, _) = polled.ring.positions();
+        self.inner.device.execute(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
         polled.ring = other;
         // Pending completions now begin at position 0 of the new ring.
         for (_, end) in &mut polled.forgotten {
-            *end = end.saturating_sub(gone);
+            *end = end.saturating_sub(consumed);
         }
         Ok(())
     }
 
     /// Moderates events (`ibv_modify_cq`): one event for `count` completions, or `period` after the first of them. A count of 0 or
-    /// 1 disables moderation. A completion in error raises its event at once. Completions themselves are not delayed.
+    /// 1 disables moderation. A completion in error raises its event immediately. Completions themselves are not delayed.
     ///
     /// # Errors
     /// If `count` is above 1 and `period` is zero.
     pub fn moderate(&self, count: u32, period: Duration) -> Result<(), DeviceError> {
         let period = Nanos(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
-        self.inner.device.call(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)
+        self.inner.device.execute(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)
     }
 }

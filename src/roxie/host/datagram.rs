@@ -22,7 +22,7 @@ pub struct AddressHandle {
 
 impl Drop for AddressHandle {
     fn drop(&mut self) {
-        let _ = self.pd.device().call(Command::DestroyAh(self.id));
+        let _ = self.pd.device().execute(Command::DestroyAh(self.id));
     }
 }
 
@@ -60,7 +60,7 @@ impl ProtectionDomain {
     /// # Errors
     /// If the device has no room for another handle.
     pub fn create_ah_along(&self, av: AddressVector) -> Result<AddressHandle, DeviceError> {
-        match self.device().call(Command::CreateAh(self.id(), Box::new(av)))? {
+        match self.device().execute(Command::CreateAh(self.id(), Box::new(av)))? {
             Answer::Ah(id) => Ok(AddressHandle { pd: self.clone(), id }),
             other => unreachable!("the device answered {other:?}"),
         }
@@ -107,7 +107,7 @@ impl Device {
     }
 
     /// Returns the hop limit of packets from `sgid` to `dgid` whose sender does not name one: the route's, where the device sends frames.
-    /// Routes from a VLAN are those of its interface.
+    /// Routes from a VLAN are the routes of its interface.
     pub fn hop_limit(&self, sgid: impl Into<LocalGid>, dgid: Gid, traffic_class: u8) -> u8 {
         let source = sgid.into();
         let key = RouteKey::new(source.gid.to_ip(), dgid.to_ip(), traffic_class);
@@ -176,7 +176,7 @@ impl QueuePair {
     /// # Errors
     /// If the QP is not a datagram QP, `group` is no multicast group, or the system does not let the port join.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
-        self.device().call(Command::AttachMulticast(self.index(), group)).map(drop)
+        self.device().execute(Command::AttachMulticast(self.index(), group)).map(drop)
     }
 
     /// Detaches a QP from a multicast group.
@@ -184,6 +184,6 @@ impl QueuePair {
     /// # Errors
     /// If the QP is not in the group.
     pub fn detach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
-        self.device().call(Command::DetachMulticast(self.index(), group)).map(drop)
+        self.device().execute(Command::DetachMulticast(self.index(), group)).map(drop)
     }
 }

@@ -97,7 +97,7 @@ impl Device {
     /// packets to the worker of their QP; others cost a copy. `config.drive` must not be [`Drive::Caller`] if there are several.
     ///
     /// # Errors
-    /// As those of [`Device::new`], and those of [`Workers::start`].
+    /// The errors of [`Device::new`], and of [`Workers::start`].
     pub fn with_workers(
         name: &str,
         ports: Vec<Box<dyn Port>>,
@@ -143,7 +143,7 @@ impl Device {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
         }
-        device.inner.tell_gids()?;
+        device.inner.set_gids_of_nic()?;
         device.inner.read_control();
         Ok(device)
     }
@@ -203,7 +203,7 @@ impl Device {
     /// # Errors
     /// If the device has failed, or the system does not let the port receive the MAC control frames that the configuration needs.
     pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
-        self.call(Command::SetCongestion(Box::new(config))).map(|_| ())
+        self.execute(Command::SetCongestion(Box::new(config))).map(|_| ())
     }
 
     /// Returns the congestion configuration.
@@ -217,8 +217,8 @@ impl Device {
     /// # Errors
     /// If the interface cannot be claimed. The error names its user, and a later call tries again.
     pub fn claim(&self) -> Result<(), DeviceError> {
-        let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(claim) = &*left else { return Ok(()) };
+        let mut pending = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = &*pending else { return Ok(()) };
         let workers = self.workers().map_or(1, |workers| workers.all().len());
         let opened = claim.open(self.port().mac, workers).map_err(|e| DeviceError::Claim(Box::new(e)))?;
         let (ports, slots): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
@@ -228,7 +228,7 @@ impl Device {
             .adapter
             .set_ports(ports, are_copied)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
-        *left = None;
+        *pending = None;
         self.share(slots)
     }
 
@@ -253,17 +253,17 @@ impl Device {
     /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the first call
     /// has an effect.
     #[doc(hidden)]
-    pub fn tell_cm_ids(&self, cm_ids: CmIds) {
+    pub fn set_cm_ids(&self, cm_ids: CmIds) {
         let _ = self.inner.cm_ids.set(cm_ids);
     }
 
     /// Registers the test for objects of other processes, which snapshots omit. Only the first call has an effect.
-    pub fn tell_others(&self, others: IsOfClient) {
+    pub fn set_others(&self, others: IsOfClient) {
         let _ = self.inner.others.set(others);
     }
 
     /// Registers the callback that lists client processes in snapshots. Only the first call has an effect.
-    pub fn tell_clients(&self, clients: Clients) {
+    pub fn set_clients(&self, clients: Clients) {
         let _ = self.inner.clients.set(clients);
     }
 
@@ -296,7 +296,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes another unit of QPNs if those of this process's units are in use.
+    /// Takes another unit of QPNs if all QPNs of this process's units are in use.
     #[cfg(feature = "udp")]
     fn take_unit_for_qp(&self) -> Result<(), DeviceError> {
         let Some(DeviceSlot::Group(member)) = self.slot() else { return Ok(()) };
@@ -305,7 +305,7 @@ impl Device {
         }
         let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
         // Without another unit, the NIC reports that it is full.
-        unit.map_or(Ok(()), |unit| self.call(Command::AddQpnUnit(unit)).map(|_| ()))
+        unit.map_or(Ok(()), |unit| self.execute(Command::AddQpnUnit(unit)).map(|_| ()))
     }
 
     /// The device's name.
@@ -407,7 +407,7 @@ impl Device {
 
     /// Returns the statuses of all QPs.
     pub fn qps(&self) -> Vec<QpStatus> {
-        match self.call(Command::ListQps) {
+        match self.execute(Command::ListQps) {
             Ok(Answer::Qps(qps)) => qps,
             _ => Vec::new(),
         }
@@ -415,7 +415,7 @@ impl Device {
 
     /// Returns the log of a QP's exceptional events, oldest first; empty if there is no such QP.
     pub fn qp_log(&self, qp: QpIndex) -> Vec<QpRecord> {
-        match self.call(Command::QueryLog(qp)) {
+        match self.execute(Command::QueryLog(qp)) {
             Ok(Answer::QpLog(records)) => records,
             _ => Vec::new(),
         }
@@ -430,12 +430,12 @@ impl Device {
         &self.inner.adapter
     }
 
-    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
+    pub(super) fn execute(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
         let command = command.into();
         if command.needs_interface() && self.has_lost_interface() {
             return Err(ControlError::DeviceFatal.into());
         }
-        Ok(self.inner.adapter.call(command)?)
+        Ok(self.inner.adapter.dispatch(command)?)
     }
 }
 

@@ -25,9 +25,9 @@ const EVENT: usize = 64;
 const HEAD: usize = 2;
 /// Bytes of text; longer lines are cut.
 const TEXT: usize = (EVENT - HEAD) * 8;
-/// Flag beside the length: the line was also written to standard error.
+/// Flag next to the length: the line was also written to standard error.
 const SAID: u64 = 1 << 32;
-/// The layout of the memory. Version 0 is that of launchers that name none.
+/// The layout of the memory. Version 0: launchers that name none.
 const EVENT_LOG_PROTOCOL: Protocol = Protocol { name: "event log", oldest: 0, version: 1 };
 /// Words before the lines. The first one counts all lines ever written, the second one is the version, in all versions.
 const COUNT: usize = 8;
@@ -56,7 +56,7 @@ pub struct LoggedEvent {
     /// The call, and why it failed.
     pub text: String,
     /// True if the line was written to standard error when the call failed.
-    pub said: bool,
+    pub printed: bool,
 }
 
 impl EventLog {
@@ -84,8 +84,8 @@ impl EventLog {
         Ok(EventLog { region: Region::map(file.as_fd(), WORDS)? })
     }
 
-    /// Adds a line, unless it equals the last one. `said`: the line is already on standard error.
-    pub fn note(&self, text: &str, said: bool) {
+    /// Adds a line, unless it equals the last one. `printed`: the line is already on standard error.
+    pub fn note(&self, text: &str, printed: bool) {
         let words = self.region.words();
         if self.newest(1).first().is_some_and(|last| last.text == text) {
             return;
@@ -94,7 +94,7 @@ impl EventLog {
         let event = event(words, number);
         let end = (0..=TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         let bytes = &text.as_bytes()[..end];
-        event[1].store(bytes.len() as u64 | if said { SAID } else { 0 }, Relaxed);
+        event[1].store(bytes.len() as u64 | if printed { SAID } else { 0 }, Relaxed);
         for (word, chunk) in event[HEAD..].iter().zip(bytes.chunks(8)) {
             let mut eight = [0; 8];
             eight[..chunk.len()].copy_from_slice(chunk);
@@ -128,7 +128,7 @@ fn read(event: &[AtomicU64], number: u64) -> Option<LoggedEvent> {
     let text = String::from_utf8_lossy(&bytes[..length]);
     // A program may have written anything here.
     let text = Plain(text).to_string();
-    Some(LoggedEvent { text, said: state & SAID != 0 })
+    Some(LoggedEvent { text, printed: state & SAID != 0 })
 }
 
 #[cfg(test)]
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(log.newest(8), []);
         writer.note("ibv_modify_qp: missing AV", false);
         writer.note("ibv_create_qp: no send_cq", true);
-        let event = |text: &str, said| LoggedEvent { text: text.into(), said };
+        let event = |text: &str, printed| LoggedEvent { text: text.into(), printed };
         let both = [event("ibv_modify_qp: missing AV", false), event("ibv_create_qp: no send_cq", true)];
         assert_eq!(log.newest(8), both);
         assert_eq!(log.newest(1), both[1..]);

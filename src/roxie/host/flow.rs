@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::device::Device;
 use super::error::DeviceError;
 use super::error::{no_memory, unexpected};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use roxie_base::flow::RxHash;
 use roxie_nic::nic::{Answer, Command};
@@ -22,7 +22,7 @@ pub struct Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         // Fails if the QP was dropped first: the flow then no longer exists.
-        let _ = self.device.call(Command::DestroyFlow(self.id));
+        let _ = self.device.execute(Command::DestroyFlow(self.id));
     }
 }
 
@@ -41,9 +41,9 @@ impl Device {
     ) -> Result<QueuePair, DeviceError> {
         let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
         let rss = Rss { hash, table: table.iter().map(|qp| qp.index()).collect() };
-        match self.call(Command::CreateRssQp(pd.id(), Box::new(rss)))? {
+        match self.execute(Command::CreateRssQp(pd.id(), Box::new(rss)))? {
             Answer::Qp(handle) => {
-                let mut uses: Kept = vec![Arc::clone(&pd.inner) as _];
+                let mut uses: KeptObjects = vec![Arc::clone(&pd.inner) as _];
                 uses.extend(table.iter().map(|qp| Arc::clone(qp) as _));
                 Ok(QueuePair::new(self, handle, QpType::RawPacket, nothing, None, uses))
             }
@@ -70,7 +70,7 @@ impl QueuePair {
     /// # Errors
     /// If the QP is of another type, there are already [`MAX_FLOWS`](roxie_base::flow::MAX_FLOWS) flows, or the port cannot steer.
     pub fn create_flow(&self, rule: &FlowRule) -> Result<Flow, DeviceError> {
-        match self.device().call(Command::CreateFlow(self.index(), Box::new(*rule)))? {
+        match self.device().execute(Command::CreateFlow(self.index(), Box::new(*rule)))? {
             Answer::Flow(id) => Ok(Flow { device: self.device().clone(), id }),
             other => unexpected(&other),
         }

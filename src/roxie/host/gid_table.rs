@@ -123,9 +123,9 @@ impl GidTable {
             return index;
         }
         // Index 0 may be reserved.
-        let kept = self.default.is_some_and(|default| LocalGid::from(default) != local);
-        let hole = (usize::from(kept)..self.slots.len()).find(|index| self.slots[*index].is_none());
-        let index = hole.unwrap_or(self.slots.len().max(kept.into()));
+        let is_reserved = self.default.is_some_and(|default| LocalGid::from(default) != local);
+        let hole = (usize::from(is_reserved)..self.slots.len()).find(|index| self.slots[*index].is_none());
+        let index = hole.unwrap_or(self.slots.len().max(is_reserved.into()));
         if index >= self.slots.len() {
             self.slots.resize(index + 1, None);
         }

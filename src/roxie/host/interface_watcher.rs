@@ -85,9 +85,9 @@ impl Run {
     /// Follows the interface until the device is closed, or the interface is gone.
     fn follow(&mut self, capture: &mut LiveCapture) {
         while !self.stopping.load(Relaxed) {
-            let looked = self.watch.poll();
-            let mut again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
-            let changes = looked.unwrap_or_default();
+            let polled = self.watch.poll();
+            let mut again = if polled.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
+            let changes = polled.unwrap_or_default();
             self.sources.interface.set(self.watch.interface());
             let device = &*self.device;
             for change in &changes {
@@ -135,7 +135,7 @@ impl Run {
     }
 
     fn apply(&self, device: &State, change: &Change) {
-        let tell = |change: &LinkChange| {
+        let follow = |change: &LinkChange| {
             if let Err(error) = device.follow_link(change) {
                 tracing::warn!("{}: {change:?}: {error}", device.name);
             }
@@ -144,16 +144,16 @@ impl Run {
         let event = match change {
             Change::AddressAdded(address) if self.sources.addresses => {
                 let _ = device.change_gids(|gids| gids.add(address.ip));
-                tell(&LinkChange::Addresses(addresses()));
+                follow(&LinkChange::Addresses(addresses()));
                 EventKind::GidChange
             }
             Change::AddressRemoved(address) if self.sources.addresses => {
                 let _ = device.change_gids(|gids| gids.remove(address.ip));
-                tell(&LinkChange::Addresses(addresses()));
+                follow(&LinkChange::Addresses(addresses()));
                 EventKind::GidChange
             }
-            Change::Mtu(mtu) => return tell(&LinkChange::Mtu(*mtu)),
-            Change::Mac(mac) => return tell(&LinkChange::Mac(*mac)),
+            Change::Mtu(mtu) => return follow(&LinkChange::Mtu(*mtu)),
+            Change::Mac(mac) => return follow(&LinkChange::Mac(*mac)),
             Change::LinkUp => EventKind::PortActive,
             Change::Gone => {
                 device.has_lost_interface.store(true, Relaxed);
@@ -176,7 +176,7 @@ impl Run {
         let mut moved = neighbours.poll(interface);
         let again = changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_)));
         if again {
-            moved.extend(neighbours.look_again(interface));
+            moved.extend(neighbours.poll_all(interface));
         }
         for (key, mac) in moved {
             device.adapter.set_next_hop(0, key, mac);

@@ -43,7 +43,7 @@ pub(super) struct KernelNeighbours {
 }
 
 impl KernelNeighbours {
-    fn told(&self, destination: IpAddr) -> impl Fn(NeighbourError) -> ResolveError {
+    fn resolve_error(&self, destination: IpAddr) -> impl Fn(NeighbourError) -> ResolveError {
         let device = self.interface.get().name;
         move |error| ResolveError { destination, device: device.clone(), reason: error.to_string() }
     }
@@ -51,12 +51,12 @@ impl KernelNeighbours {
 
 impl Resolve for KernelNeighbours {
     fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
-        let found = self.neighbours.resolve(&self.interface.get(), key, RESOLVE_TIMEOUT);
-        found.map_err(self.told(key.destination))
+        let resolved = self.neighbours.resolve(&self.interface.get(), key, RESOLVE_TIMEOUT);
+        resolved.map_err(self.resolve_error(key.destination))
     }
 
     fn resolve_now(&self, key: RouteKey, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
-        self.neighbours.resolve_now(&self.interface.get(), key).map_err(self.told(key.destination))
+        self.neighbours.resolve_now(&self.interface.get(), key).map_err(self.resolve_error(key.destination))
     }
 
     fn hop_limit(&self, key: RouteKey) -> u8 {

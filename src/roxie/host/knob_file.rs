@@ -43,7 +43,7 @@ impl KnobFile {
     /// # Errors
     /// Why the file is invalid, with its name; once for each change.
     pub fn read(&mut self) -> Result<Option<Settings>, String> {
-        let told = |why: String| format!("{}: {why}", self.path.display());
+        let with_path = |why: String| format!("{}: {why}", self.path.display());
         let identity = match fs::metadata(&self.path) {
             Ok(found) => Some(Identity {
                 inode: found.ino(),
@@ -51,7 +51,7 @@ impl KnobFile {
                 length: found.len(),
             }),
             Err(error) if self.seen.is_none() && !self.is_missed => {
-                let why = told(error.to_string());
+                let why = with_path(error.to_string());
                 self.is_missed = true;
                 return Err(why);
             }
@@ -62,8 +62,8 @@ impl KnobFile {
             return Ok(None);
         }
         self.seen = identity;
-        let told = |why: String| format!("{}: {why}", self.path.display());
-        let text = fs::read_to_string(&self.path).map_err(|error| told(error.to_string()))?;
+        let with_path = |why: String| format!("{}: {why}", self.path.display());
+        let text = fs::read_to_string(&self.path).map_err(|error| with_path(error.to_string()))?;
         let parts: Vec<&str> =
             text.lines().filter_map(|line| line.split('#').next()).map(str::trim).collect();
         let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -71,7 +71,7 @@ impl KnobFile {
             return Ok(None);
         }
         let settings = parts.join(",").parse::<Settings>();
-        settings.map(Some).map_err(|error| told(error.to_string()))
+        settings.map(Some).map_err(|error| with_path(error.to_string()))
     }
 }
 

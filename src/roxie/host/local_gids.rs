@@ -144,12 +144,12 @@ impl State {
     /// Changes the GID table, and tells the NIC.
     pub(super) fn change_gids<T>(&self, change: impl FnOnce(&mut GidTable) -> T) -> Result<T, DeviceError> {
         let done = change(&mut self.gids.write().unwrap_or_else(PoisonError::into_inner));
-        self.tell_gids()?;
+        self.set_gids_of_nic()?;
         Ok(done)
     }
 
     /// Tells the NIC its GIDs, unless it needs none: they are all plain and were, the kernel tags, or another process has the NIC.
-    pub(super) fn tell_gids(&self) -> Result<(), DeviceError> {
+    pub(super) fn set_gids_of_nic(&self) -> Result<(), DeviceError> {
         let Some(engine) = self.adapter.engine() else { return Ok(()) };
         let gids: Vec<LocalGid> = self.gids.read().unwrap_or_else(PoisonError::into_inner).locals().collect();
         let are_plain = gids.iter().all(|local| local.encapsulation.is_plain());
@@ -157,7 +157,7 @@ impl State {
         if are_plain && !known || self.adapter.port().carries == Carries::Datagrams {
             return Ok(());
         }
-        self.adapter.call(Command::SetGids(gids))?;
+        self.adapter.dispatch(Command::SetGids(gids))?;
         Ok(())
     }
 }

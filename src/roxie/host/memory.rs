@@ -29,7 +29,7 @@ impl ProtectionDomain {
     /// If the access flags contradict one another, or the device has no room for another region.
     ///
     /// # Safety
-    /// As that of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is dropped, and no
+    /// The contract of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is dropped, and no
     /// Rust reference into it is held while work requests or peers may use it. If it is unmapped nevertheless, requests fail.
     #[allow(unsafe_code)]
     pub unsafe fn register_borrowed(
@@ -66,7 +66,7 @@ impl ProtectionDomain {
     /// Registers all addresses of the process, for local use: implicit on-demand memory.
     ///
     /// # Errors
-    /// As those of [`register_on_demand`](ProtectionDomain::register_on_demand).
+    /// The errors of [`register_on_demand`](ProtectionDomain::register_on_demand).
     ///
     /// # Safety
     /// No Rust reference to memory that a work request names is held while the request is outstanding.
@@ -97,7 +97,7 @@ impl ProtectionDomain {
     /// (`ibv_reg_mr_iova`).
     ///
     /// # Errors
-    /// As those of [`ProtectionDomain::register_memory`]; also if the addresses exceed 64 bits.
+    /// The errors of [`ProtectionDomain::register_memory`]; also if the addresses exceed 64 bits.
     pub fn register_memory_at(
         &self,
         memory: HostMemory,
@@ -106,7 +106,7 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, DeviceError> {
         let pd = self.inner.id;
         let command = MemoryCommand::RegisterMemory { pd, access, start, memory: memory.clone() };
-        match self.inner.device.call(command)? {
+        match self.inner.device.execute(command)? {
             Answer::Memory(index, key) => Ok(MemoryRegion {
                 pd: self.clone(),
                 index,
@@ -126,7 +126,7 @@ impl ProtectionDomain {
     /// # Errors
     /// If the device has no room for another window.
     pub fn alloc_window(&self, kind: MwType) -> Result<MemoryWindow, DeviceError> {
-        match self.inner.device.call(Command::AllocWindow { pd: self.inner.id, kind })? {
+        match self.inner.device.execute(Command::AllocWindow { pd: self.inner.id, kind })? {
             Answer::Window(index, key) => Ok(MemoryWindow { pd: self.clone(), index, kind, key }),
             other => unexpected(&other),
         }
@@ -145,7 +145,7 @@ impl ProtectionDomain {
             memory: memory.clone(),
             pages: pages.clone(),
         };
-        match self.inner.device.call(command)? {
+        match self.inner.device.execute(command)? {
             Answer::Memory(index, key) => {
                 Ok(FastRegion { pd: self.clone(), index, key, memory: memory.without_file(), pages })
             }
@@ -180,7 +180,7 @@ impl Drop for MemoryRegion {
     /// Unbinds windows that are still bound to the region, so that they no longer reach its memory.
     fn drop(&mut self) {
         if self.registered {
-            let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
+            let _ = self.pd.inner.device.execute(Command::ReleaseMemory(self.index));
         }
     }
 }
@@ -221,7 +221,7 @@ impl MemoryRegion {
     /// # Errors
     /// If windows are bound to it (`EBUSY`); the region is then unchanged. (Dropping it unbinds them.)
     pub fn deregister(&mut self) -> Result<(), DeviceError> {
-        self.pd.inner.device.call(Command::DeregisterMemory(self.index))?;
+        self.pd.inner.device.execute(Command::DeregisterMemory(self.index))?;
         self.registered = false;
         Ok(())
     }
@@ -255,7 +255,7 @@ impl MemoryRegion {
     /// Copies `length` bytes into a new vector.
     ///
     /// # Errors
-    /// As those of [`MemoryRegion::read_at`].
+    /// The errors of [`MemoryRegion::read_at`].
     pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, DeviceError> {
         let mut bytes = vec![0; length];
         self.read_at(offset, &mut bytes)?;
@@ -282,7 +282,7 @@ impl MemoryRegion {
             access: Some(access_now),
             translation,
         };
-        match self.pd.inner.device.call(command)? {
+        match self.pd.inner.device.execute(command)? {
             Answer::Memory(_, key) => self.key = key,
             other => unexpected(&other),
         }
@@ -312,7 +312,7 @@ pub struct MemoryWindow {
 
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
-        let _ = self.pd.inner.device.call(Command::FreeWindow(self.index));
+        let _ = self.pd.inner.device.execute(Command::FreeWindow(self.index));
     }
 }
 
@@ -331,7 +331,7 @@ impl MemoryWindow {
     fn next_key(&self) -> Result<u32, DeviceError> {
         match self.kind {
             MwType::Two => Ok(next_variant(self.key)),
-            MwType::One => match self.pd.inner.device.call(Command::NextWindowKey(self.index))? {
+            MwType::One => match self.pd.inner.device.execute(Command::NextWindowKey(self.index))? {
                 Answer::Key(key) => Ok(key),
                 other => unexpected(&other),
             },
@@ -368,7 +368,7 @@ pub struct FastRegion {
 
 impl Drop for FastRegion {
     fn drop(&mut self) {
-        let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
+        let _ = self.pd.inner.device.execute(Command::ReleaseMemory(self.index));
     }
 }
 
@@ -433,8 +433,8 @@ impl QueuePair {
             region.pages.set(index as u32, *page);
         }
         let key = RKey(next_variant(region.key));
-        let asked = FastRegistration { key, start, length, page_shift: 12, access };
-        self.post_send(&SendWr::fast_register(wr_id, flags, &asked), &[])?;
+        let registration = FastRegistration { key, start, length, page_shift: 12, access };
+        self.post_send(&SendWr::fast_register(wr_id, flags, &registration), &[])?;
         region.key = key.0;
         Ok(key)
     }

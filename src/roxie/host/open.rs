@@ -132,9 +132,9 @@ impl Device {
     /// # Errors
     /// If the NIC does not serve this process, the interface does not exist or has no address, or RoCE v1 is wanted of a NIC over sockets.
     pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
-        let found = Interface::by_name(interface)?;
-        let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
-        let setup = InterfaceSetup::of(found, nic.port().carries, config)?;
+        let link = Interface::by_name(interface)?;
+        let Some(nic) = Attachment::open(&link.name)? else { return Ok(None) };
+        let setup = InterfaceSetup::of(link, nic.port().carries, config)?;
         let device =
             Device::attached(config.name.as_str(), nic, setup.addresses, setup.resolver, &setup.config)?;
         device.watch(setup.sources)?;
@@ -169,21 +169,21 @@ impl Device {
                 Err(error) => tracing::warn!("{error}"),
             }
         }
-        let found = Interface::by_name(interface)?;
-        let first = found.addresses.first().ok_or_else(|| OpenError::NoAddress(interface.to_owned()))?.ip;
+        let link = Interface::by_name(interface)?;
+        let first = link.addresses.first().ok_or_else(|| OpenError::NoAddress(interface.to_owned()))?.ip;
         let carries = plan.carries();
         let info = PortInfo {
             name: "unclaimed".into(),
-            interface: Some(found.name.clone()),
+            interface: Some(link.name.clone()),
             mode: "claimed with the first queue pair".into(),
-            mac: if carries == Carries::Datagrams { synthetic_mac(first) } else { found.mac },
-            mtu: found.mtu,
-            max_frame: found.mtu + ETHERNET_HEADER,
+            mac: if carries == Carries::Datagrams { synthetic_mac(first) } else { link.mac },
+            mtu: link.mtu,
+            max_frame: link.mtu + ETHERNET_HEADER,
             carries,
             has_trains: false,
         };
-        let workers = workers_of(&found, plan, config);
-        let setup = InterfaceSetup::of(found, carries, config)?;
+        let workers = workers_of(&link, plan, config);
+        let setup = InterfaceSetup::of(link, carries, config)?;
         let port = || Box::new(UnclaimedPort::new(info.clone())) as Box<dyn Port>;
         let ports = (0..workers).map(|_| port()).collect();
         let device =
@@ -231,21 +231,21 @@ impl Device {
     /// Like [`memory_pair`](Self::memory_pair), with layers on the ports.
     ///
     /// # Errors
-    /// As those of [`Device::memory_pair`]; also if a capture cannot be written.
+    /// The errors of [`Device::memory_pair`]; also if a capture cannot be written.
     pub fn memory_pair_with(
         config: &DeviceConfig,
-        near: &Stack,
-        far: &Stack,
+        local: &Stack,
+        remote: &Stack,
     ) -> Result<(Device, Device), OpenError> {
-        let [near, far] = Device::memory_pair_of(1, config, [near, far])?;
-        Ok((near, far))
+        let [local, remote] = Device::memory_pair_of(1, config, [local, remote])?;
+        Ok((local, remote))
     }
 
-    /// Like [`memory_pair_with`](Device::memory_pair_with), with so many workers at each device: worker `n` of one has a link to worker `n`
+    /// Like [`memory_pair_with`](Device::memory_pair_with), with this many workers at each device: worker `n` of one has a link to worker `n`
     /// of the other.
     ///
     /// # Errors
-    /// As those of [`Device::memory_pair_with`] and [`Device::with_workers`].
+    /// The errors of [`Device::memory_pair_with`] and [`Device::with_workers`].
     pub fn memory_pair_of(
         workers: usize,
         config: &DeviceConfig,

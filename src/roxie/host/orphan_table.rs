@@ -39,7 +39,7 @@ use roxie_wire::cm::CommId;
 const PLACES: usize = 8192;
 /// 64-bit words of a record: state (unit, complete), seed of the manager, connection.
 const PLACE: usize = 16;
-/// Records that are read at once.
+/// Records that are read at a time.
 const READ: usize = 256;
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
@@ -51,7 +51,7 @@ const UNIT_SHIFT: u32 = 40;
 const LIMIT: Duration = Duration::from_millis(1500);
 /// Interval between two checks whether all messages are sent.
 const LOOK: Duration = Duration::from_millis(2);
-/// Maximum time that launcher and program wait for each other. Both answer at once unless they are stopped.
+/// Maximum time that launcher and program wait for each other. Both answer immediately unless they are stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after the system lacked descriptors or memory for a program's socket, which stays queued.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -65,7 +65,7 @@ pub struct OrphanTable {
 }
 
 /// Recorded connections of ended processes, by the seed and unit of their manager.
-type Left = HashMap<(u64, Option<u8>), Vec<Handover>>;
+type Orphans = HashMap<(u64, Option<u8>), Vec<Handover>>;
 
 impl OrphanTable {
     /// Creates an empty table, and hands it to the launcher with this [name](OrphanListener::name).
@@ -148,26 +148,27 @@ impl OrphanListener {
         stop: BorrowedFd<'_>,
         device: impl Fn() -> Result<Device, E>,
     ) -> Result<(), E> {
-        let mut told = Ok(());
+        let mut result = Ok(());
         loop {
-            let (stopped, came) = self.wait(stop);
-            let mut left = Left::new();
+            let (stopped, connects) = self.wait(stop);
+            let mut orphans = Orphans::new();
             let mut ended = false;
             self.programs.retain(|(socket, table)| {
                 let lives = is_open(socket);
                 if !lives {
                     ended = true;
-                    left.extend(table.left());
+                    orphans.extend(table.orphans());
                 }
                 lives
             });
-            if !left.is_empty()
-                && let Err(error) = device().and_then(|device| notify_peers(left, &device).map_err(E::from))
+            if !orphans.is_empty()
+                && let Err(error) =
+                    device().and_then(|device| notify_peers(orphans, &device).map_err(E::from))
             {
-                told = Err(error);
+                result = Err(error);
             }
-            if stopped && !came && !ended {
-                return told;
+            if stopped && !connects && !ended {
+                return result;
             }
         }
     }
@@ -179,14 +180,14 @@ impl OrphanListener {
         let mut waits: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         // After an error, the caller looks at all of them.
         let _ = poll(&mut waits, PollTimeout::NONE);
-        let [stopped, came] = [0, 1].map(|at| waits[at].any() == Some(true));
-        if came {
+        let [stopped, connects] = [0, 1].map(|at| waits[at].any() == Some(true));
+        if connects {
             match self.listener.accept() {
                 Ok((socket, _)) => self.programs.extend(table_of(socket)),
                 Err(_) => std::thread::sleep(PAUSE),
             }
         }
-        (stopped, came)
+        (stopped, connects)
     }
 }
 
@@ -219,14 +220,14 @@ impl HandedOver {
     /// # Errors
     /// If the unit is in use, or the device has failed or has no room for a QP1.
     pub fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
-        let own = self.left().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
-        let left = bounded(own, most);
-        if left.is_empty() { Ok(()) } else { notify_peers(left, device) }
+        let own = self.orphans().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
+        let orphans = bounded(own, most);
+        if orphans.is_empty() { Ok(()) } else { notify_peers(orphans, device) }
     }
 
     /// Reads the file instead of mapping it: its owner may have truncated it, or punched holes.
-    fn left(&self) -> Left {
-        let mut left = Left::new();
+    fn orphans(&self) -> Orphans {
+        let mut orphans = Orphans::new();
         let mut bytes = vec![0; READ * PLACE * WORD];
         for first in (0..PLACES).step_by(READ) {
             let Ok(length) = pread(&self.0, &mut bytes, (first * PLACE * WORD) as i64) else { break };
@@ -234,15 +235,15 @@ impl HandedOver {
                 let mut words = record
                     .chunks_exact(WORD)
                     .map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-                add_record(&mut left, &std::array::from_fn(|_| words.next().expect("as many")));
+                add_record(&mut orphans, &std::array::from_fn(|_| words.next().expect("as many")));
             }
         }
-        left
+        orphans
     }
 }
 
 /// Adds a complete record to `left`.
-fn add_record(left: &mut Left, place: &[u64; PLACE]) {
+fn add_record(left: &mut Orphans, place: &[u64; PLACE]) {
     let (state, seed) = (place[0], place[1]);
     let words = std::array::from_fn(|i| place[2 + i]);
     if state & WHOLE != 0
@@ -275,7 +276,7 @@ impl DeviceSlot {
 }
 
 /// Drops connections beyond `most`.
-fn bounded(mut left: Left, most: usize) -> Left {
+fn bounded(mut left: Orphans, most: usize) -> Orphans {
     let mut room = most;
     left.retain(|_, handovers| {
         handovers.truncate(room);
@@ -287,10 +288,10 @@ fn bounded(mut left: Left, most: usize) -> Left {
 
 /// Tells the peers of these connections that they have ended. Each manager gets an equal share of the remaining time. Peers not
 /// told in time find out by their timeouts.
-fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
+fn notify_peers(has_connections: Orphans, device: &Device) -> Result<(), DeviceError> {
     let end = Instant::now() + LIMIT;
-    let managers = left.len() as u32;
-    for (((seed, unit), handovers), before) in left.into_iter().zip(0..) {
+    let managers = has_connections.len() as u32;
+    for (((seed, unit), handovers), before) in has_connections.into_iter().zip(0..) {
         let now = Instant::now();
         if now >= end {
             break;
@@ -312,11 +313,13 @@ fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
         if let Some(unit) = unit {
             // A NIC with several QP1s must route the replies to this one. Elsewhere the replies come here anyway.
             let routes = GsiRoutes::new(vec![unit], Vec::new());
-            let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
+            let _ = device.execute(Command::RouteGsi(service.qp1(), Box::new(routes)));
         }
         // Messages that are sent only once need a resolved path first.
         let known = now + share / 3;
-        while !handovers.iter().all(|handover| service.look_for(handover.route())) && Instant::now() < known {
+        while !handovers.iter().all(|handover| service.resolve_path(handover.route()))
+            && Instant::now() < known
+        {
             std::thread::sleep(LOOK);
         }
         service.with(|manager, _, now| {
@@ -325,8 +328,8 @@ fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
                 let _ = manager.take_over(now, handover);
             }
         });
-        let left = || service.with(|manager, _, _| manager.connections()) > 0;
-        while (left() || !service.has_said_all()) && Instant::now() < until {
+        let has_connections = || service.with(|manager, _, _| manager.connections()) > 0;
+        while (has_connections() || !service.has_sent_all()) && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
     }
@@ -443,8 +446,8 @@ mod tests {
         writer.store(CommId(2), None);
         // The process ended while writing.
         region.words()[0].store(writer.used, Relaxed);
-        let left = HandedOver::new(fd).expect("memory").left();
-        assert_eq!(left.into_iter().collect::<Vec<_>>(), [((5, None), vec![handover(3)])]);
+        let orphans = HandedOver::new(fd).expect("memory").orphans();
+        assert_eq!(orphans.into_iter().collect::<Vec<_>>(), [((5, None), vec![handover(3)])]);
     }
 
     /// Resolves a path only at the sixth attempt.
@@ -476,23 +479,23 @@ mod tests {
     #[test]
     fn many_managers_are_settled_in_one_deadline() {
         let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], ..MemoryConfig::default() };
-        let (near, _far) = memory::pair(end(1), end(2));
+        let (local, _remote) = memory::pair(end(1), end(2));
         let address = IpAddr::from([192, 0, 2, 1]);
         let device =
-            Device::new("test", Box::new(near), [address], Box::new(Never), &DeviceConfig::default());
+            Device::new("test", Box::new(local), [address], Box::new(Never), &DeviceConfig::default());
         let device = device.expect("a device");
         let (region, fd) = table();
         for seed in 0..PLACES as u64 {
             let mut writer = Writer::new(&region, seed, Some(6));
             writer.store(CommId(seed as u32), Some(&handover(seed)));
         }
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let handed_over = HandedOver::new(fd).expect("memory");
             let _ = handed_over.settle_for(6, usize::MAX, &device);
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
-        told.recv_timeout(Duration::from_secs(30)).expect("the end of the settlement");
+        receiver.recv_timeout(Duration::from_secs(30)).expect("the end of the settlement");
     }
 
     #[test]
@@ -502,9 +505,9 @@ mod tests {
             let mut writer = Writer::new(&region, seed, Some(6));
             (0..10).for_each(|id| writer.store(CommId(id), Some(&handover(id.into()))));
         }
-        let left = HandedOver::new(fd).expect("memory").left();
-        assert_eq!(left.values().map(Vec::len).sum::<usize>(), 40);
-        assert_eq!(bounded(left, 25).values().map(Vec::len).sum::<usize>(), 25);
+        let orphans = HandedOver::new(fd).expect("memory").orphans();
+        assert_eq!(orphans.values().map(Vec::len).sum::<usize>(), 40);
+        assert_eq!(bounded(orphans, 25).values().map(Vec::len).sum::<usize>(), 25);
     }
 
     #[test]
@@ -514,11 +517,11 @@ mod tests {
         let file = File::from(fd.try_clone().expect("a descriptor"));
         let before = file.metadata().expect("a file").blocks();
         let handed_over = HandedOver::new(fd).expect("memory");
-        assert_eq!(handed_over.left().values().map(Vec::len).sum::<usize>(), 1);
+        assert_eq!(handed_over.orphans().values().map(Vec::len).sum::<usize>(), 1);
         assert_eq!(file.metadata().expect("a file").blocks(), before, "a touch of a mapping makes pages");
         let short =
             nix::sys::memfd::memfd_create("short", nix::sys::memfd::MFdFlags::empty()).expect("a file");
-        assert!(HandedOver::new(short).expect("memory").left().is_empty());
+        assert!(HandedOver::new(short).expect("memory").orphans().is_empty());
         let (reader, _writer) = io::pipe().expect("a pipe");
         HandedOver::new(reader.into()).expect_err("no file in memory");
     }
@@ -528,21 +531,21 @@ mod tests {
         const CONNECTIONS: usize = 40;
         let addresses = [[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from);
         let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], ..MemoryConfig::default() };
-        let (near, far) = memory::pair(end(1), end(2));
+        let (local, remote) = memory::pair(end(1), end(2));
         let open = |port, address| {
             let resolver = Box::new(Slow(AtomicU64::new(0)));
             Device::new("test", Box::new(port), [address], resolver, &DeviceConfig::default())
                 .expect("a device")
         };
-        let (near, far) = (open(near, addresses[0]), open(far, addresses[1]));
+        let (local, remote) = (open(local, addresses[0]), open(remote, addresses[1]));
         let manager = Manager::new(Config::default());
-        let peer = ConnectionService::start(&far, manager, IgnoreEvents).expect("QP1");
+        let peer = ConnectionService::start(&remote, manager, IgnoreEvents).expect("QP1");
         let mut listener = OrphanListener::new().expect("a socket");
         let (stop, stopper) = io::pipe().expect("a pipe");
         let program = OrphanTable::register(listener.name()).expect("a launcher");
         let mut writer = program.handover_store(5, None);
         // The peers have sent DREQ, and wait for the DREP, which is sent only once.
-        let asked = (0..).find(|state| {
+        let dreq_received = (0..).find(|state| {
             let words = [0, 0, state << 40, 0, 0, 0, 0];
             Handover::from_words(&words).is_some_and(|b| format!("{b:?}").contains("DreqRcvd"))
         });
@@ -551,14 +554,15 @@ mod tests {
             [0, 8].map(|at| u64::from_be_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
         };
         let [[local_high, local_low], [remote_high, remote_low]] = addresses.map(half);
-        let state = asked.expect("the state") << 40 | 64 << 24;
-        let left = |id: u64| {
+        let state = dreq_received.expect("the state") << 40 | 64 << 24;
+        let handover_of = |id: u64| {
             let words = [id << 32 | id, 7 << 32 | 8, state, local_high, local_low, remote_high, remote_low];
             Handover::from_words(&words).expect("a handover")
         };
         // Only communication IDs that a manager with this seed allocates.
         let mut manager = Manager::new(Config { seed: 5, ..Config::default() });
-        let given = (1..).map(left).filter(|handover| manager.take_over(Nanos::ZERO, handover).is_ok());
+        let given =
+            (1..).map(handover_of).filter(|handover| manager.take_over(Nanos::ZERO, handover).is_ok());
         for (number, handover) in given.take(CONNECTIONS).enumerate() {
             writer.store(CommId(number as u32), Some(&handover));
         }
@@ -567,16 +571,16 @@ mod tests {
         living.handover_store(6, None).store(CommId(1), Some(&handover(1)));
         assert!(program.is_watched());
         drop((program, stopper));
-        listener.serve(stop.as_fd(), || Ok::<_, DeviceError>(near.clone())).expect("a device");
+        listener.serve(stop.as_fd(), || Ok::<_, DeviceError>(local.clone())).expect("a device");
         assert_eq!(listener.programs.len(), 1);
         assert!(living.is_watched());
         drop(listener);
         assert!(!living.is_watched());
-        let heard = || peer.with(|manager, _, _| manager.counters().received(Kind::Drep) as usize);
+        let received = || peer.with(|manager, _, _| manager.counters().received(Kind::Drep) as usize);
         let until = Instant::now() + Duration::from_secs(10);
-        while heard() < CONNECTIONS && Instant::now() < until {
+        while received() < CONNECTIONS && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
-        assert_eq!(heard(), CONNECTIONS);
+        assert_eq!(received(), CONNECTIONS);
     }
 }

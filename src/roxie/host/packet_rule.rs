@@ -215,9 +215,9 @@ impl Condition {
         Ok(Some(match name {
             "opcode" | "bth.opcode" => Condition::Opcode(opcodes(value)?),
             "kind" => {
-                let found = PacketKind::NAMES.iter().find(|(known, _)| *known == value);
+                let kind = PacketKind::NAMES.iter().find(|(known, _)| *known == value);
                 let names = PacketKind::NAMES.map(|(name, _)| name).join(", ");
-                Condition::Kind(found.ok_or_else(|| format!("`{value}` is no kind: {names}"))?.1)
+                Condition::Kind(kind.ok_or_else(|| format!("`{value}` is no kind: {names}"))?.1)
             }
             "qp" | "bth.destqp" => Condition::DestinationQp(Qpn::new(number24(value)?)),
             "psn" | "bth.psn" => match value.strip_prefix('+') {
@@ -235,9 +235,9 @@ impl Condition {
 fn opcodes(value: &str) -> Result<Vec<Opcode>, String> {
     let wanted = value.to_ascii_uppercase();
     let named = |name: &str| name == wanted || name.split_once('_').is_some_and(|(_, rest)| rest == wanted);
-    let found: Vec<Opcode> = Opcode::all().filter(|row| named(row.name)).map(|row| row.opcode).collect();
-    if !found.is_empty() {
-        return Ok(found);
+    let opcodes: Vec<Opcode> = Opcode::all().filter(|row| named(row.name)).map(|row| row.opcode).collect();
+    if !opcodes.is_empty() {
+        return Ok(opcodes);
     }
     let byte = value.strip_prefix("0x").and_then(|digits| u8::from_str_radix(digits, 16).ok());
     let unknown = || {
@@ -347,8 +347,8 @@ mod tests {
         assert_eq!(rules.to_string().parse::<PacketRules>().expect("the same"), rules);
         assert_eq!(rules.0[1].directions().expect("an end"), [Direction::Rx]);
         assert_eq!(rules.0[0].directions().expect("both").len(), 2);
-        let said = rule("drop from=veth0").directions().expect_err("no end").to_string();
-        assert!(said.contains("self or peer"), "{said}");
+        let message = rule("drop from=veth0").directions().expect_err("no end").to_string();
+        assert!(message.contains("self or peer"), "{message}");
     }
 
     #[test]
@@ -365,8 +365,8 @@ mod tests {
             ("drop once nth2", ["`nth2` is a second word", "when"]),
             ("delay", ["delay takes a time", "200us"]),
         ] {
-            let said = text.parse::<PacketRule>().expect_err(text).to_string();
-            assert!(parts.iter().all(|part| said.contains(part)), "{text}: {said}");
+            let message = text.parse::<PacketRule>().expect_err(text).to_string();
+            assert!(parts.iter().all(|part| message.contains(part)), "{text}: {message}");
         }
     }
 }

@@ -8,7 +8,7 @@ use roxie_nic::nic::{Answer, Command};
 use roxie_nic::verbs::PdId;
 
 /// Objects kept alive by another.
-pub(super) type Kept = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
+pub(super) type KeptObjects = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
 
 #[derive(Debug)]
 pub(super) struct PdInner {
@@ -18,7 +18,7 @@ pub(super) struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::DeallocPd(self.id));
+        let _ = self.device.execute(Command::DeallocPd(self.id));
     }
 }
 
@@ -34,7 +34,7 @@ impl Device {
     /// # Errors
     /// If the device has no room for another domain, or has failed.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
-        match self.call(Command::AllocPd)? {
+        match self.execute(Command::AllocPd)? {
             Answer::Pd(id) => Ok(ProtectionDomain { inner: Arc::new(PdInner { device: self.clone(), id }) }),
             other => unexpected(&other),
         }

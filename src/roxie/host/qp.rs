@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use super::ah_options::AhOptions;
 use super::device::Device;
 use super::error::{DeviceError, unexpected};
-use super::pd::Kept;
+use super::pd::KeptObjects;
 use super::selective_repeat::SelectiveRepeat;
 use roxie_base::random::unguessable;
 use roxie_base::threads::lock;
@@ -39,7 +39,7 @@ impl Endpoint {
     }
 }
 
-/// Parameters of a connection. The defaults are those of `ibv_rc_pingpong`, with more outstanding READs and atomics.
+/// Parameters of a connection. The defaults are as in `ibv_rc_pingpong`, with more outstanding READs and atomics.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectOptions {
     /// Payload of a full packet; `None`: the largest that the link carries.
@@ -97,13 +97,13 @@ pub struct QueuePair {
     /// The state last set here. The device may have moved the QP to ERR since.
     state: AtomicU32,
     posts: AtomicU32,
-    _uses: Kept,
+    _uses: KeptObjects,
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.handle.qpn);
-        let _ = self.device.call(Command::DestroyQp(self.handle.index));
+        let _ = self.device.execute(Command::DestroyQp(self.handle.index));
     }
 }
 
@@ -114,7 +114,7 @@ impl QueuePair {
         qp_type: QpType,
         sends: SendRing,
         receives: Option<RecvRing>,
-        uses: Kept,
+        uses: KeptObjects,
     ) -> QueuePair {
         device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner).insert(handle.qpn, handle.index);
         QueuePair {
@@ -172,7 +172,7 @@ impl QueuePair {
             attr.selective_repeat = attr.selective_repeat.or(Some(true));
         }
         let state = attr.state;
-        self.device.call(Command::ModifyQp(self.handle.index, attr))?;
+        self.device.execute(Command::ModifyQp(self.handle.index, attr))?;
         if let Some(state) = state {
             self.state.store(state as u32, Relaxed);
         }
@@ -184,7 +184,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has failed.
     pub fn query(&self) -> Result<QpStatus, DeviceError> {
-        match self.device.call(Command::QueryQp(self.handle.index))? {
+        match self.device.execute(Command::QueryQp(self.handle.index))? {
             Answer::QpStatus(status) => Ok(*status),
             other => unexpected(&other),
         }
@@ -206,7 +206,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has failed.
     pub fn log(&self) -> Result<Vec<QpRecord>, DeviceError> {
-        match self.device.call(Command::QueryLog(self.handle.index))? {
+        match self.device.execute(Command::QueryLog(self.handle.index))? {
             Answer::QpLog(records) => Ok(records),
             other => unexpected(&other),
         }
@@ -231,7 +231,7 @@ impl QueuePair {
     /// # Errors
     /// If the device has failed.
     pub fn set_control(&self, settings: Option<Settings>) -> Result<(), DeviceError> {
-        self.device.call(Command::SetQpControl(self.handle.index, settings.map(Box::new))).map(|_| ())
+        self.device.execute(Command::SetQpControl(self.handle.index, settings.map(Box::new))).map(|_| ())
     }
 
     /// Limits the QP's rate in RTS (`ibv_modify_qp_rate_limit`).
@@ -264,7 +264,8 @@ impl QueuePair {
         let source = LocalGid { gid: here.gid, encapsulation: here.encapsulation };
         let av = self.device.address_vector(source, there.gid, &ah_options)?;
         // Attributes of acknowledgements apply only to QP types that send or expect them.
-        let (answers, asks) = (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
+        let (answers, requests) =
+            (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
             av: Some(av),
@@ -279,10 +280,10 @@ impl QueuePair {
         self.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(here.psn),
-            timeout: (asks || answers).then_some(options.timeout),
-            retry_cnt: asks.then_some(options.retry_cnt),
-            rnr_retry: asks.then_some(options.rnr_retry),
-            max_rd_atomic: asks.then_some(options.max_rd_atomic),
+            timeout: (requests || answers).then_some(options.timeout),
+            retry_cnt: requests.then_some(options.retry_cnt),
+            rnr_retry: requests.then_some(options.rnr_retry),
+            max_rd_atomic: requests.then_some(options.max_rd_atomic),
             ..QpAttr::default()
         })
     }
@@ -298,7 +299,7 @@ impl QueuePair {
     /// Posts a send work request with inline payload.
     ///
     /// # Errors
-    /// As those of [`QueuePair::post_send`]; also if the payload is longer than `max_inline`.
+    /// The errors of [`QueuePair::post_send`]; also if the payload is longer than `max_inline`.
     pub fn post_send_inline(&self, wr: &SendWr, bytes: &[u8]) -> Result<(), PostError> {
         self.post(wr, Payload::Inline(bytes))
     }
@@ -310,7 +311,7 @@ impl QueuePair {
             sends.post(wr, payload)?;
             sends.outstanding()
         };
-        self.posted(outstanding);
+        self.start_sending(outstanding);
         Ok(())
     }
 
@@ -318,7 +319,7 @@ impl QueuePair {
     /// [`publish`](QueuePair::publish); those never published are discarded. Meanwhile no other thread may post to the QP.
     ///
     /// # Errors
-    /// As those of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].
+    /// The errors of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].
     pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check_send(wr)?;
         lock(&self.sends).stage(staged, wr, payload)
@@ -331,7 +332,7 @@ impl QueuePair {
             sends.publish(count);
             sends.outstanding()
         };
-        self.posted(outstanding);
+        self.start_sending(outstanding);
     }
 
     fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
@@ -342,9 +343,9 @@ impl QueuePair {
         Ok(())
     }
 
-    fn posted(&self, outstanding: u32) {
+    fn start_sending(&self, outstanding: u32) {
         let posts = self.posts.fetch_add(1, Relaxed);
-        self.device.inner.adapter.posted(self.handle.index, outstanding, posts);
+        self.device.inner.adapter.announce_work(self.handle.index, outstanding, posts);
     }
 
     /// Posts a receive.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cq::CompletionQueue;
 use super::error::{DeviceError, unexpected};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use super::srq::SharedReceiveQueue;
 use roxie_nic::nic::{Answer, ControlError, MemoryCommand, ReceiveSource};
@@ -30,14 +30,14 @@ pub struct QpBuilder<'a> {
     recv_cq: &'a CompletionQueue,
     srq: Option<&'a SharedReceiveQueue>,
     init: QpInit,
-    kept: Kept,
+    keeps_alive: KeptObjects,
 }
 
 impl ProtectionDomain {
     /// Starts to make a queue pair whose completions go to `cq`.
     pub fn queue_pair<'a>(&'a self, cq: &'a CompletionQueue) -> QpBuilder<'a> {
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
-        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, kept: Kept::new() }
+        QpBuilder { pd: self, send_cq: cq, recv_cq: cq, srq: None, init, keeps_alive: KeptObjects::new() }
     }
 }
 
@@ -65,7 +65,7 @@ impl<'a> QpBuilder<'a> {
         self
     }
 
-    /// Sets transport service, sizes and `sq_sig_all` at once.
+    /// Sets transport service, sizes and `sq_sig_all` together.
     pub fn init(self, init: &QpInit) -> Self {
         QpBuilder { init: *init, ..self }
     }
@@ -77,7 +77,7 @@ impl<'a> QpBuilder<'a> {
 
     /// Keeps a value until the queue pair is destroyed: memory that its work requests name, if others use the memory next.
     pub fn keeps(mut self, value: Arc<impl std::fmt::Debug + Send + Sync + 'static>) -> Self {
-        self.kept.push(value);
+        self.keeps_alive.push(value);
         self
     }
 
@@ -95,11 +95,12 @@ impl<'a> QpBuilder<'a> {
         if let Some((what, value, limit)) = caps.beyond_limit() {
             return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into());
         }
-        let mut uses: Kept = vec![Arc::clone(&self.pd.inner) as _, self.send_cq.kept(), self.recv_cq.kept()];
-        uses.extend(self.kept);
+        let mut uses: KeptObjects =
+            vec![Arc::clone(&self.pd.inner) as _, self.send_cq.keep_alive(), self.recv_cq.keep_alive()];
+        uses.extend(self.keeps_alive);
         let source = match self.srq {
             Some(srq) => {
-                uses.push(srq.kept());
+                uses.push(srq.keep_alive());
                 ReceiveSource::Shared(srq.index())
             }
             None if init.qp_type == QpType::XrcSend => ReceiveSource::None,
@@ -111,7 +112,7 @@ impl<'a> QpBuilder<'a> {
             ReceiveSource::Own(ring) => Some(ring.clone()),
             _ => None,
         };
-        let answer = device.call(MemoryCommand::CreateQp {
+        let answer = device.execute(MemoryCommand::CreateQp {
             pd: self.pd.id(),
             send_cq: self.send_cq.index(),
             recv_cq: self.recv_cq.index(),

@@ -17,7 +17,7 @@ pub trait Resolve: Send + Sync {
     /// forgotten soon. `None`: the address is being resolved. `asks`: the packet is a local request, not a reply.
     ///
     /// # Errors
-    /// As those of [`Resolve::resolve`], as far as they are known without blocking.
+    /// The errors of [`Resolve::resolve`], as far as they are known without blocking.
     fn resolve_now(&self, key: RouteKey, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
         self.resolve(key).map(Some)
     }

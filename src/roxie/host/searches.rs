@@ -1,7 +1,7 @@
 //! Path resolution for many hosts at a time, each bounded in time.
 //!
 //! The sender of a request chooses its source address, and an address without a host is silent. No search therefore delays
-//! another. Each host is asked for at once and polled after 1 ms, 2 ms, 4 ms and so on. A search ends after 3 s, or as the oldest
+//! another. Each host is asked for immediately and polled after 1 ms, 2 ms, 4 ms and so on. A search ends after 3 s, or as the oldest
 //! when there are too many. An existing host answers in less than 1 ms, long before a flood of forged addresses evicts its search.
 
 use std::collections::{HashMap, VecDeque};
@@ -34,9 +34,9 @@ impl<W: Eq + Hash + Copy, T> Found<W, T> {
 
     pub(super) fn get(&mut self, path: &W) -> Option<&T> {
         self.uses += 1;
-        let (found, used) = self.by_path.get_mut(path)?;
+        let (value, used) = self.by_path.get_mut(path)?;
         *used = self.uses;
-        Some(found)
+        Some(value)
     }
 
     pub(super) fn insert(&mut self, path: W, found: T) {
@@ -61,7 +61,7 @@ struct Search<W, M> {
     path: W,
     messages: Vec<M>,
     since: Instant,
-    look: Instant,
+    next_poll: Instant,
     pause: Duration,
 }
 
@@ -75,7 +75,7 @@ pub(super) enum Lookup<T> {
 
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End<W, M, T> {
+pub(super) enum SearchEnd<W, M, T> {
     /// The path is resolved, and these messages can be sent.
     Found(T, Vec<M>),
     /// The path is not resolved: end the kernel's resolution.
@@ -96,30 +96,42 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
             return None;
         }
         let evicted = if self.0.len() >= PLACES { self.0.pop_front() } else { None };
-        self.0.push_back(Search { path, messages: vec![message], since: now, look: now, pause: LOOKS[0] });
+        self.0.push_back(Search {
+            path,
+            messages: vec![message],
+            since: now,
+            next_poll: now,
+            pause: LOOKS[0],
+        });
         evicted.map(|search| search.path)
     }
 
     /// Returns when the next search is to be polled.
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        self.0.iter().map(|search| search.look).min()
+    pub(super) fn next_poll(&self) -> Option<Instant> {
+        self.0.iter().map(|search| search.next_poll).min()
     }
 
     /// Polls the searches that are due, and returns those that ended. The first poll of a path starts its resolution.
-    pub(super) fn look<T>(&mut self, now: Instant, lookup: impl Fn(&W) -> Lookup<T>) -> Vec<End<W, M, T>> {
+    pub(super) fn poll<T>(
+        &mut self,
+        now: Instant,
+        lookup: impl Fn(&W) -> Lookup<T>,
+    ) -> Vec<SearchEnd<W, M, T>> {
         let mut ends = Vec::new();
         self.0.retain_mut(|search| {
-            if search.look > now {
+            if search.next_poll > now {
                 return true;
             }
             match lookup(&search.path) {
-                Lookup::Found(found) => ends.push(End::Found(found, std::mem::take(&mut search.messages))),
+                Lookup::Found(found) => {
+                    ends.push(SearchEnd::Found(found, std::mem::take(&mut search.messages)))
+                }
                 Lookup::NotYet if now.duration_since(search.since) < PATIENCE => {
-                    search.look = now + search.pause;
+                    search.next_poll = now + search.pause;
                     search.pause = (2 * search.pause).min(LOOKS[1]);
                     return true;
                 }
-                Lookup::NotYet | Lookup::Never => ends.push(End::GivenUp(search.path)),
+                Lookup::NotYet | Lookup::Never => ends.push(SearchEnd::GivenUp(search.path)),
             }
             false
         });
@@ -142,42 +154,42 @@ mod tests {
         for host in 0..10_000u32 {
             searches.add(now, host, host);
             if host % 1000 == 0 {
-                searches.look(now, |_| Lookup::<()>::NotYet);
+                searches.poll(now, |_| Lookup::<()>::NotYet);
                 now += MS;
             }
         }
         searches.add(now, honest, honest);
         assert!(searches.0.len() <= PLACES);
         let answered = now + 3 * MS;
-        let mut found = Vec::new();
+        let mut ended = Vec::new();
         for _ in 0..8 {
             for host in 0..(PLACES as u32 - 1) / 8 {
                 searches.add(now, 2_000_000 + host, host);
             }
             let there = |path: &u32| *path == honest && now >= answered;
-            found.extend(
-                searches.look(now, |path| if there(path) { Lookup::Found(*path) } else { Lookup::NotYet }),
+            ended.extend(
+                searches.poll(now, |path| if there(path) { Lookup::Found(*path) } else { Lookup::NotYet }),
             );
             now += MS;
         }
         assert!(
-            matches!(&found[..], [End::Found(path, messages)] if *path == honest && messages == &[honest])
+            matches!(&ended[..], [SearchEnd::Found(path, messages)] if *path == honest && messages == &[honest])
         );
     }
 
     #[test]
     fn recently_used_path_stays_cached() {
-        let mut found = Found::new(8);
-        found.insert(0, "honest");
+        let mut cache = Found::new(8);
+        cache.insert(0, "honest");
         for stranger in 1..100 {
-            found.insert(stranger, "stranger");
-            assert_eq!(found.get(&0), Some(&"honest"), "after {stranger} strangers");
+            cache.insert(stranger, "stranger");
+            assert_eq!(cache.get(&0), Some(&"honest"), "after {stranger} strangers");
         }
-        assert_eq!(found.get(&99), Some(&"stranger"));
-        assert_eq!(found.get(&92), None, "the least recently used one");
-        found.insert(0, "anew");
-        assert_eq!(found.get(&0), Some(&"anew"));
-        assert_eq!(found.get(&94), Some(&"stranger"), "replacing an entry evicts none");
+        assert_eq!(cache.get(&99), Some(&"stranger"));
+        assert_eq!(cache.get(&92), None, "the least recently used one");
+        cache.insert(0, "anew");
+        assert_eq!(cache.get(&0), Some(&"anew"));
+        assert_eq!(cache.get(&94), Some(&"stranger"), "replacing an entry evicts none");
     }
 
     #[test]
@@ -191,15 +203,15 @@ mod tests {
         }
         assert_eq!(searches.add(start, 8, "more"), Some(7));
         let mut now = start;
-        let mut looks = 0;
+        let mut polls = 0;
         while now < start + PATIENCE {
-            assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet), []);
-            now = searches.next_look().unwrap();
-            looks += 1;
+            assert_eq!(searches.poll(now, |_| Lookup::<()>::NotYet), []);
+            now = searches.next_poll().unwrap();
+            polls += 1;
         }
-        assert!(looks < 30, "{looks} looks");
-        assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet).len(), PLACES);
-        assert_eq!(searches.next_look(), None);
+        assert!(polls < 30, "{polls} looks");
+        assert_eq!(searches.poll(now, |_| Lookup::<()>::NotYet).len(), PLACES);
+        assert_eq!(searches.next_poll(), None);
     }
 
     #[test]
@@ -209,8 +221,8 @@ mod tests {
         for message in 0..10 {
             searches.add(now, 7, message);
         }
-        assert_eq!(searches.look(now, |_| Lookup::Found(1)), [End::Found(1, vec![0, 1, 2, 3])]);
+        assert_eq!(searches.poll(now, |_| Lookup::Found(1)), [SearchEnd::Found(1, vec![0, 1, 2, 3])]);
         searches.add(now, 8, 0);
-        assert_eq!(searches.look(now, |_| Lookup::<()>::Never), [End::GivenUp(8)]);
+        assert_eq!(searches.poll(now, |_| Lookup::<()>::Never), [SearchEnd::GivenUp(8)]);
     }
 }

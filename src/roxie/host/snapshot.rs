@@ -11,7 +11,7 @@ use roxie_nic::nic::{QpStatus, RegionStatus};
 use roxie_nic::verbs::{QpState, QpType};
 
 /// Format in which a device sends a [`Snapshot`] to readers in other processes, as JSON. Fields may be added to a version; readers take the default
-/// for a field that is missing, and ignore one that they do not know. Version 0 is that of processes that name none.
+/// for a field that is missing, and ignore one that they do not know. Version 0: processes that name none.
 pub(crate) const SNAPSHOT_PROTOCOL: Protocol = Protocol { name: "snapshot format", oldest: 0, version: 1 };
 
 /// A device's state at one moment. The fields have the names of the JSON.

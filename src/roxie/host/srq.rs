@@ -9,7 +9,7 @@ use super::cq::CompletionQueue;
 use super::device::Device;
 use super::error::DeviceError;
 use super::error::{no_memory, unexpected, within};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use roxie_base::limits::{MAX_SGE, MAX_WR};
 use roxie_base::threads::lock;
@@ -23,12 +23,12 @@ struct SrqInner {
     index: SrqIndex,
     number: Srqn,
     ring: Mutex<RecvRing>,
-    _uses: Kept,
+    _uses: KeptObjects,
 }
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::DestroySrq(self.index));
+        let _ = self.device.execute(Command::DestroySrq(self.index));
     }
 }
 
@@ -39,7 +39,7 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+    pub(super) fn keep_alive(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
         Arc::clone(&self.inner) as _
     }
 
@@ -64,7 +64,7 @@ impl SharedReceiveQueue {
         lock(&self.inner.ring).post(wr_id, sges).map(drop)
     }
 
-    /// Requests one event when fewer than `limit` receives are left; at once if there are already fewer. A limit of 0 disarms.
+    /// Requests one event when fewer than `limit` receives are left; immediately if there are already fewer. A limit of 0 disarms.
     ///
     /// # Errors
     /// If `limit` exceeds the size of the queue.
@@ -80,20 +80,20 @@ impl SharedReceiveQueue {
         self.modify(Some(max_wr), None)
     }
 
-    /// Resizes and arms at once, or one of the two (`ibv_modify_srq`).
+    /// Resizes and arms together, or one of the two (`ibv_modify_srq`).
     ///
     /// # Errors
-    /// As those of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.
+    /// The errors of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
         let change = |ring| MemoryCommand::ModifySrq { srq: self.inner.index, ring, limit };
         let Some(max_wr) = max_wr else {
-            return self.inner.device.call(change(None)).map(drop);
+            return self.inner.device.execute(change(None)).map(drop);
         };
         within("max_wr", max_wr, MAX_WR)?;
         // Blocks posting while the NIC moves pending receives.
         let mut ring = lock(&self.inner.ring);
         let other = self.inner.device.receive_ring(max_wr, ring.max_sge())?;
-        self.inner.device.call(change(Some(other.clone())))?;
+        self.inner.device.execute(change(Some(other.clone())))?;
         *ring = other;
         Ok(())
     }
@@ -103,7 +103,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// If the device has failed.
     pub fn query(&self) -> Result<SrqStatus, DeviceError> {
-        match self.inner.device.call(Command::QuerySrq(self.inner.index))? {
+        match self.inner.device.execute(Command::QuerySrq(self.inner.index))? {
             Answer::SrqStatus(status) => Ok(status),
             other => unexpected(&other),
         }
@@ -116,14 +116,14 @@ impl ProtectionDomain {
     /// # Errors
     /// If a size is beyond the device's limits, or it has no room for another SRQ.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, DeviceError> {
-        self.make_srq(max_wr, max_sge, SrqKind::Basic, Kept::new())
+        self.make_srq(max_wr, max_sge, SrqKind::Basic, KeptObjects::new())
     }
 
     /// Makes a shared receive queue for XRC: completions of its receives go to `cq`, and requests access memory of this protection
     /// domain.
     ///
     /// # Errors
-    /// As those of [`create_srq`](Self::create_srq).
+    /// The errors of [`create_srq`](Self::create_srq).
     pub fn create_xrc_srq(
         &self,
         max_wr: u32,
@@ -132,7 +132,7 @@ impl ProtectionDomain {
         cq: &CompletionQueue,
     ) -> Result<SharedReceiveQueue, DeviceError> {
         let kind = SrqKind::Xrc { xrcd: xrcd.inner.id, cq: cq.index() };
-        self.make_srq(max_wr, max_sge, kind, vec![cq.kept(), Arc::clone(&xrcd.inner) as _])
+        self.make_srq(max_wr, max_sge, kind, vec![cq.keep_alive(), Arc::clone(&xrcd.inner) as _])
     }
 
     fn make_srq(
@@ -140,14 +140,14 @@ impl ProtectionDomain {
         max_wr: u32,
         max_sge: u32,
         kind: SrqKind,
-        mut uses: Kept,
+        mut uses: KeptObjects,
     ) -> Result<SharedReceiveQueue, DeviceError> {
         within("max_wr", max_wr, MAX_WR)?;
         within("max_sge", max_sge, MAX_SGE as u32)?;
         let ring = self.inner.device.receive_ring(max_wr, max_sge)?;
         let init = SrqInit { kind, limit: 0 };
         let device = self.device().clone();
-        match device.call(MemoryCommand::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
+        match device.execute(MemoryCommand::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
             Answer::Srq(index, number) => {
                 uses.push(Arc::clone(&self.inner) as _);
                 let inner = SrqInner { device, index, number, ring: Mutex::new(ring), _uses: uses };
@@ -166,7 +166,7 @@ struct XrcdInner {
 
 impl Drop for XrcdInner {
     fn drop(&mut self) {
-        let _ = self.device.call(Command::CloseXrcd(self.id));
+        let _ = self.device.execute(Command::CloseXrcd(self.id));
     }
 }
 
@@ -185,7 +185,7 @@ impl XrcDomain {
         let device = &self.inner.device;
         device.claim_for_qp()?;
         let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
-        match device.call(Command::CreateXrcTarget(self.inner.id))? {
+        match device.execute(Command::CreateXrcTarget(self.inner.id))? {
             Answer::Qp(handle) => {
                 let uses = vec![Arc::clone(&self.inner) as _];
                 Ok(QueuePair::new(device, handle, QpType::XrcRecv, nothing, None, uses))

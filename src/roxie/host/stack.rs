@@ -42,7 +42,7 @@ impl Stack {
     /// Like [`on`](Self::on), for the ports of several workers. There is one capture for all.
     ///
     /// # Errors
-    /// As those of [`on`](Self::on).
+    /// The errors of [`on`](Self::on).
     pub(super) fn on_all(&self, ports: Vec<Box<dyn Port>>) -> Result<Vec<Box<dyn Port>>, OpenError> {
         self.on_all_at(ports, Timestamps::WallClock)
     }

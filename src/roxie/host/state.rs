@@ -77,7 +77,7 @@ impl State {
                 let before = self.adapter.congestion();
                 let config = CongestionConfig { control, ..before };
                 // A device that has failed reports it itself.
-                let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
+                let _ = self.adapter.dispatch(Command::SetCongestion(Box::new(config)));
             }
             Ok(None) => {}
             Err(why) => tracing::warn!("{}: congestion control stays as it is: {why}", self.name),

@@ -73,7 +73,7 @@ impl VlanFollower {
         fits
     }
 
-    /// Opens the neighbours of new VLAN interfaces, and closes those of gone ones.
+    /// Opens the neighbours of new VLAN interfaces, and closes the neighbours of removed ones.
     fn set_resolvers(&self, now: &[VlanLink]) {
         let known = self.resolvers.all();
         let resolver = |link: &VlanLink| {
@@ -99,7 +99,7 @@ impl VlanFollower {
             let interface = of.interface.get();
             let mut moved = of.neighbours.poll(&interface);
             if again {
-                moved.extend(of.neighbours.look_again(&interface));
+                moved.extend(of.neighbours.poll_all(&interface));
             }
             for (key, mac) in moved {
                 device.adapter.set_next_hop(vlan, key, mac);

@@ -15,7 +15,7 @@ use roxie_base::threads::lock;
 use roxie_nic::shared::Region;
 use roxie_nic::shared::region::LINE;
 
-/// Words of the first arena, unless a larger one is needed: 64 KiB. Its pages are allocated at once, used or not.
+/// Words of the first arena, unless a larger one is needed: 64 KiB. Its pages are allocated immediately, used or not.
 const FIRST: usize = 1 << 13;
 /// Maximum words of an arena, unless a larger one is needed: 4 MiB. Up to there, each arena is as large as all before it together.
 const ARENA: usize = 1 << 19;
@@ -75,7 +75,7 @@ impl Drop for Lease {
 }
 
 impl Arenas {
-    /// Returns zeroed memory for a queue. `add` passes a new arena of so many words to the NIC.
+    /// Returns zeroed memory for a queue. `add` passes a new arena of this many words to the NIC.
     pub(super) fn take(
         &self,
         words: usize,
@@ -83,10 +83,10 @@ impl Arenas {
     ) -> io::Result<Arc<Region>> {
         let words = words.max(1).next_multiple_of(LINE);
         let mut arenas = lock(&self.0);
-        let found =
+        let taken =
             arenas.iter_mut().enumerate().find_map(|(index, arena)| Some((index, arena.take(words)?)));
-        let (arena, at) = match found {
-            Some(found) => found,
+        let (arena, at) = match taken {
+            Some(taken) => taken,
             None => {
                 let before: usize = arenas.iter().map(|arena| arena.region.words().len()).sum();
                 let size = words.max(before.clamp(FIRST, ARENA));

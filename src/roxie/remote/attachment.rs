@@ -90,7 +90,7 @@ fn silent_or(interface: &str, source: io::Error) -> AttachError {
 pub struct Attachment {
     link: Arc<Link>,
     /// Serializes requests.
-    asking: Mutex<()>,
+    request_turn: Mutex<()>,
     welcome: Welcome,
     bells: Doorbells,
     arenas: Arenas,
@@ -102,7 +102,7 @@ pub struct Attachment {
 
 /// The state of the thread that receives events.
 struct State {
-    is_gone: AtomicBool,
+    has_ended: AtomicBool,
     sink: OnceLock<Mutex<EventSink>>,
     unseen: Sender<AsyncEvent>,
     /// The counters of completion queues. All are raised if the NIC ends, so that no thread waits forever.
@@ -112,7 +112,7 @@ struct State {
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("is_gone", &self.is_gone).finish_non_exhaustive()
+        f.debug_struct("State").field("is_gone", &self.has_ended).finish_non_exhaustive()
     }
 }
 
@@ -126,7 +126,7 @@ impl State {
     }
 
     fn die(&self) {
-        if !self.is_gone.swap(true, Relaxed) {
+        if !self.has_ended.swap(true, Relaxed) {
             self.raise(AsyncEvent::Device(EventKind::DeviceFatal));
             lock(&self.counters).iter().for_each(EventCounter::raise);
         }
@@ -181,24 +181,24 @@ impl Attachment {
         let bells = Doorbells::map(page.as_fd(), wake, welcome.qps)?;
         let (sender, unseen) = bounded(EVENTS);
         let state = Arc::new(State {
-            is_gone: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             sink: OnceLock::new(),
             unseen: sender,
             counters: Mutex::default(),
             port: Mutex::new(welcome.port.clone()),
         });
         children::keep_from([link.as_fd().as_raw_fd(), events.as_raw_fd()]);
-        let heard = Link::new(UnixStream::from(events.try_clone()?));
-        let hears = Arc::clone(&state);
+        let incoming = Link::new(UnixStream::from(events.try_clone()?));
+        let receiver = Arc::clone(&state);
         let thread = spawn_unsignalled("roxie-events", move || {
-            while let Ok(Some((event, _))) = heard.receive::<AsyncEvent>() {
-                hears.raise(event);
+            while let Ok(Some((event, _))) = incoming.receive::<AsyncEvent>() {
+                receiver.raise(event);
             }
-            hears.die();
+            receiver.die();
         })?;
         Ok(Attachment {
             link: Arc::new(link),
-            asking: Mutex::new(()),
+            request_turn: Mutex::new(()),
             welcome,
             bells,
             arenas: Arenas::default(),
@@ -209,11 +209,11 @@ impl Attachment {
         })
     }
 
-    fn ask_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Response, ControlError> {
-        if self.is_gone() {
+    fn request_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Response, ControlError> {
+        if self.has_ended() {
             return Err(ControlError::DeviceFatal);
         }
-        let _alone = lock(&self.asking);
+        let _alone = lock(&self.request_turn);
         let answer = self.link.send(request, fds).and_then(|()| self.link.receive::<Reply>());
         match answer {
             Ok(Some((Ok(response), _))) => Ok(response),
@@ -228,14 +228,14 @@ impl Attachment {
     }
 
     fn request(&self, request: &Request) -> Result<Response, ControlError> {
-        self.ask_with(request, &[])
+        self.request_with(request, &[])
     }
 
     /// Executes a command and waits for the answer.
     ///
     /// # Errors
     /// As the command's; [`ControlError::DeviceFatal`] if the NIC has ended.
-    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+    pub fn send_command(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let mut by = ToClientForm { arenas: &self.arenas, counter: None, file: None };
         let request = match command.into() {
             // Records contain state that only the NIC's process has.
@@ -250,7 +250,7 @@ impl Attachment {
         let ToClientForm { counter, file, .. } = by;
         let fds: Vec<BorrowedFd<'_>> =
             counter.iter().map(AsFd::as_fd).chain(file.iter().map(AsFd::as_fd)).collect();
-        match self.ask_with(&request, &fds)? {
+        match self.request_with(&request, &fds)? {
             Response::Answer(answer) => {
                 if let Some(counter) = counter.clone() {
                     self.remember(counter);
@@ -276,14 +276,14 @@ impl Attachment {
     pub fn region(&self, words: usize) -> io::Result<Arc<Region>> {
         self.arenas.take(words, |size, fd| {
             let request = Request::Arena { words: size as u64 };
-            self.ask_with(&request, &[fd.as_fd()])
+            self.request_with(&request, &[fd.as_fd()])
                 .map(drop)
                 .map_err(|error| io::Error::other(error.to_string()))
         })
     }
 
     /// Rings for new work requests of a QP.
-    pub fn posted(&self, qp: QpIndex) {
+    pub fn ring_doorbell(&self, qp: QpIndex) {
         self.bells.ring(qp);
     }
 
@@ -293,8 +293,8 @@ impl Attachment {
     }
 
     /// True if the NIC has ended or closed the connection.
-    pub fn is_gone(&self) -> bool {
-        self.state.is_gone.load(Relaxed)
+    pub fn has_ended(&self) -> bool {
+        self.state.has_ended.load(Relaxed)
     }
 
     /// The process's slot at the NIC, with which its communication IDs begin.
@@ -344,7 +344,7 @@ impl Attachment {
     }
 
     /// Returns a snapshot of this process's objects, as JSON. `None` if the NIC has ended.
-    pub fn look(&self) -> Option<Vec<u8>> {
+    pub fn snapshot(&self) -> Option<Vec<u8>> {
         match self.request(&Request::Snapshot) {
             Ok(Response::Snapshot(text)) => Some(text),
             _ => None,
@@ -364,7 +364,7 @@ impl Attachment {
     /// # Errors
     /// If the NIC has ended, or refuses the memory.
     pub fn hand_over_estate(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.ask_with(&Request::OrphanTable, &[fd]).map(drop).map_err(io::Error::other)
+        self.request_with(&Request::OrphanTable, &[fd]).map(drop).map_err(io::Error::other)
     }
 
     /// Directs requests for these services to this process: (service ID, the only address or all).
@@ -393,10 +393,10 @@ impl Attachment {
     /// Opens an XRC domain. The NIC itself determines the file of the descriptor.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// As [`send_command`](Self::send_command).
     pub fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
         let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-        match self.ask_with(&Request::Command(Command::OpenXrcd(open)), &fds)? {
+        match self.request_with(&Request::Command(Command::OpenXrcd(open)), &fds)? {
             Response::Answer(answer) => Ok(answer),
             other => Err(unexpected(&other)),
         }
@@ -407,7 +407,7 @@ impl Drop for Attachment {
     fn drop(&mut self) {
         children::forget([self.link.as_fd().as_raw_fd(), self.events.as_raw_fd()]);
         // The client's own end is no failure.
-        self.state.is_gone.store(true, Relaxed);
+        self.state.has_ended.store(true, Relaxed);
         self.link.shut();
         let _ = nix::sys::socket::shutdown(self.events.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
@@ -482,12 +482,12 @@ fn unexpected(response: &Response) -> ControlError {
     }
 }
 
-/// The names of counters are few, and those of a NIC never change.
+/// The names of counters are few, and a NIC's names never change.
 fn interned(name: String) -> &'static str {
     static KNOWN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
     let mut known = lock(&KNOWN);
-    if let Some(found) = known.iter().find(|other| **other == name) {
-        return found;
+    if let Some(interned) = known.iter().find(|other| **other == name) {
+        return interned;
     }
     let leaked: &'static str = name.leak();
     known.push(leaked);

@@ -109,7 +109,7 @@ impl Link {
         send(self.0.as_fd(), memory)
     }
 
-    /// How long [`receive`](Self::receive) waits from one piece of a message to the next. `None`: for ever.
+    /// How long [`receive`](Self::receive) waits from one piece of a message to the next. `None`: forever.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(timeout)
     }

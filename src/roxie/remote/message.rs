@@ -156,7 +156,7 @@ pub enum Request {
     Command(Command),
     /// A command with memory.
     Memory(MemoryCommand<ClientForm>),
-    /// Memory for queues, of so many words. The descriptor comes with the message. Arenas are numbered from 0.
+    /// Memory for queues, of this many words. The descriptor comes with the message. Arenas are numbered from 0.
     Arena { words: u64 },
     /// The largest path MTU.
     LargestMtu,

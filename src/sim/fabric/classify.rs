@@ -27,7 +27,7 @@ pub(super) struct Classified {
 }
 
 /// Classifies a frame of at least an Ethernet header.
-pub(super) fn look(frame: &[u8]) -> Classified {
+pub(super) fn classify(frame: &[u8]) -> Classified {
     let word = |at: usize| frame.get(at..at + 2).map(|w| u16::from_be_bytes([w[0], w[1]]));
     let mut sight = Classified { pcp: None, ip: None, tos: 0 };
     let mut at = 12;

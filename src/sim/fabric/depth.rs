@@ -13,11 +13,11 @@ pub struct Depth {
     now: u64,
     since: Nanos,
     peak: u64,
-    kept: Option<Box<Kept>>,
+    statistics: Option<Box<DepthStatistics>>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Kept {
+struct DepthStatistics {
     /// Time in ns spent at each depth, by bucket. Grows on demand.
     times: Vec<u64>,
     /// Integral of depth over time in bytes times ns, and the total time.
@@ -41,29 +41,29 @@ impl Depth {
 
     /// Returns the depth that was not exceeded for `share` (0 to 1) of the time up to the last change. Relative error: 1 in 64.
     pub fn quantile(&self, share: f64) -> u64 {
-        self.kept.as_ref().map_or(0, |kept| kept.quantile(share))
+        self.statistics.as_ref().map_or(0, |kept| kept.quantile(share))
     }
 
     /// Returns the mean over time up to the last change, in bytes.
     pub fn mean(&self) -> f64 {
-        self.kept.as_ref().map_or(0.0, |kept| kept.area as f64 / kept.total.max(1) as f64)
+        self.statistics.as_ref().map_or(0.0, |kept| kept.area as f64 / kept.total.max(1) as f64)
     }
 
     /// Returns the depth after each change; after merging, the highest depth of each interval.
     pub fn series(&self) -> &[(Nanos, u64)] {
-        self.kept.as_ref().map_or(&[], |kept| &kept.series)
+        self.statistics.as_ref().map_or(&[], |kept| &kept.series)
     }
 
     pub(super) fn set(&mut self, now: Nanos, depth: u64) {
-        let kept = self.kept.get_or_insert_default();
-        kept.record(self.now, now.since(self.since).0);
-        kept.note(now, depth);
+        let histogram = self.statistics.get_or_insert_default();
+        histogram.record(self.now, now.since(self.since).0);
+        histogram.note(now, depth);
         (self.now, self.since) = (depth, now);
         self.peak = self.peak.max(depth);
     }
 }
 
-impl Kept {
+impl DepthStatistics {
     fn record(&mut self, depth: u64, time: u64) {
         let bucket = bucket(depth);
         if self.times.len() <= bucket {

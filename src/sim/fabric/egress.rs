@@ -125,8 +125,8 @@ impl Egress {
     }
 
     /// Records a pause or resume request of the peer that takes effect at `holds`. Times must not decrease.
-    pub(super) fn asked(&mut self, holds: Nanos, control: MacControl) {
-        self.pause_state.ask(holds, control);
+    pub(super) fn pause_requested(&mut self, holds: Nanos, control: MacControl) {
+        self.pause_state.request(holds, control);
     }
 
     /// Takes the next frame to leave, if the line is free and a queue may send.

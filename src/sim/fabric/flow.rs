@@ -1,6 +1,6 @@
 //! Assigns frames to flows.
 
-use super::classify::{Ip, look};
+use super::classify::{Ip, classify};
 use roxie_wire::net::ROCE_V2_PORT;
 use roxie_wire::{Opcode, Operation, Psn, Qpn};
 
@@ -39,7 +39,7 @@ pub(super) fn flow_of(frame: &[u8]) -> Option<(FlowName, FrameFields)> {
     const UDP: u8 = 17;
     /// Bytes of a UDP header.
     const UDP_HEADER: usize = 8;
-    let udp = match look(frame).ip? {
+    let udp = match classify(frame).ip? {
         Ip::V4(at) if frame[at + 9] == UDP => at + 4 * usize::from(frame[at] & 15),
         Ip::V6(at) if frame[at + 6] == UDP => at + 40,
         _ => return None,

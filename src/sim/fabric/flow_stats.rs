@@ -96,7 +96,7 @@ impl FlowStatsTable {
     }
 
     /// Counts a frame that left its host.
-    pub(super) fn left(&mut self, frame: &[u8]) {
+    pub(super) fn frame_sent(&mut self, frame: &[u8]) {
         let Some(accounts) = &mut self.0 else { return };
         let Some((flow, bth)) = flow_of(frame) else { return };
         let repeats = match flow.part {
@@ -116,7 +116,7 @@ impl FlowStatsTable {
     }
 
     /// Counts a frame received by its host.
-    pub(super) fn came(&mut self, frame: &[u8]) {
+    pub(super) fn frame_received(&mut self, frame: &[u8]) {
         if let Some(accounts) = &mut self.0
             && let Some((flow, _)) = flow_of(frame)
             && flow.part == FlowPart::Notification

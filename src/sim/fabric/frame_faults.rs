@@ -22,7 +22,7 @@ impl Arrival {
     /// Applies the faults to a copy, and counts them.
     pub(super) fn befall(self, frame: &mut [u8], stats: &mut LinkStats) {
         if self.marked {
-            let sight = classify::look(frame);
+            let sight = classify::classify(frame);
             if sight.can_be_marked() {
                 sight.mark(frame);
                 stats.marked += 1;

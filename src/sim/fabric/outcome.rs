@@ -10,7 +10,7 @@ pub struct Departure {
     /// The frame, starting at its Ethernet header.
     pub frame: Vec<u8>,
     /// Time at which the last bit leaves and the line becomes free.
-    pub left: Nanos,
+    pub departs: Nanos,
     /// Time at which the last bit arrives at the other end.
     pub arrives: Nanos,
     /// Outcome in this switch.

@@ -14,23 +14,23 @@ pub(super) struct PauseState {
     /// Time since which the priority has been paused continuously.
     since: [Nanos; PRIORITIES],
     /// Requests of the peer, with the time at which each takes effect.
-    asked: VecDeque<(Nanos, MacControl)>,
+    requests: VecDeque<(Nanos, MacControl)>,
     /// Total requested pause time, in ns.
     total: [u64; PRIORITIES],
 }
 
 impl PauseState {
     /// Records a pause or resume request that takes effect at `holds`. Times must not decrease.
-    pub(super) fn ask(&mut self, holds: Nanos, control: MacControl) {
-        self.asked.push_back((holds, control));
+    pub(super) fn request(&mut self, holds: Nanos, control: MacControl) {
+        self.requests.push_back((holds, control));
     }
 
     /// Applies the requests that are due at `now`. Call this before any query.
     pub(super) fn apply_due(&mut self, now: Nanos, rate: LinkRate) {
-        while let Some((holds, control)) = self.asked.front().copied()
+        while let Some((holds, control)) = self.requests.front().copied()
             && holds <= now
         {
-            self.asked.pop_front();
+            self.requests.pop_front();
             let (enable, quanta) = match control {
                 MacControl::Pause { quanta } => (0xff, [quanta; PRIORITIES]),
                 MacControl::Pfc { enable, quanta } => (enable, quanta),
@@ -59,7 +59,7 @@ impl PauseState {
 
     /// Returns when the next pending request takes effect.
     pub(super) fn changes(&self) -> Nanos {
-        self.asked.front().map_or(Nanos::MAX, |(holds, _)| *holds)
+        self.requests.front().map_or(Nanos::MAX, |(holds, _)| *holds)
     }
 
     /// Returns the total requested pause time of a priority.

@@ -63,17 +63,17 @@ impl<'a> Router<'a> {
         let mut distance = vec![usize::MAX; count];
         distance[switch] = 0;
         let mut reached = VecDeque::from([switch]);
-        while let Some(near) = reached.pop_front() {
-            for (far, back) in self.wiring.neighbours(near) {
-                if self.routing == Routing::UpDown && self.rank[far] > self.rank[near] {
+        while let Some(node) = reached.pop_front() {
+            for (neighbour, back) in self.wiring.neighbours(node) {
+                if self.routing == Routing::UpDown && self.rank[neighbour] > self.rank[node] {
                     continue;
                 }
-                if distance[far] == usize::MAX {
-                    distance[far] = distance[near] + 1;
-                    reached.push_back(far);
+                if distance[neighbour] == usize::MAX {
+                    distance[neighbour] = distance[node] + 1;
+                    reached.push_back(neighbour);
                 }
-                if distance[far] == distance[near] + 1 {
-                    next_hops[far].push(back);
+                if distance[neighbour] == distance[node] + 1 {
+                    next_hops[neighbour].push(back);
                 }
             }
         }
@@ -111,11 +111,11 @@ impl<'a> Router<'a> {
                 _ => None,
             })
             .collect();
-        let mut looked_at = BTreeSet::new();
+        let mut visited = BTreeSet::new();
         for (station, end) in stations {
             // Stations of one switch have the same routes.
             let Some(End::Switch { switch: home, .. }) = *end else { continue };
-            if !looked_at.insert(home) {
+            if !visited.insert(home) {
                 continue;
             }
             let next_hops = self.next_hops_to(station);
@@ -151,11 +151,11 @@ fn distances(wiring: &Wiring, from: impl IntoIterator<Item = usize>) -> Vec<usiz
     for switch in &reached {
         distance[*switch] = 0;
     }
-    while let Some(near) = reached.pop_front() {
-        for (far, _) in wiring.neighbours(near) {
-            if distance[far] == usize::MAX {
-                distance[far] = distance[near] + 1;
-                reached.push_back(far);
+    while let Some(node) = reached.pop_front() {
+        for (neighbour, _) in wiring.neighbours(node) {
+            if distance[neighbour] == usize::MAX {
+                distance[neighbour] = distance[node] + 1;
+                reached.push_back(neighbour);
             }
         }
     }

@@ -105,8 +105,8 @@ impl Station {
         let frame = self.ring.remove(next)?;
         self.stats.sent += 1;
         self.stats.sent_bytes += frame.len() as u64;
-        let left = self.line.begin(now, frame.len());
-        Some((frame, left + self.line.link().delay))
+        let departs = self.line.begin(now, frame.len());
+        Some((frame, departs + self.line.link().delay))
     }
 
     /// Returns when the first priority with queued frames may send.
@@ -124,7 +124,7 @@ impl Station {
 
     fn paused_until(&self, frame: &[u8]) -> Nanos {
         let Some(heeds) = &self.config.mac_pause else { return Nanos::ZERO };
-        self.pause_state.until(classify::look(frame).priority(&heeds.priorities))
+        self.pause_state.until(classify::classify(frame).priority(&heeds.priorities))
     }
 
     /// Returns when [`Station::begin`] may return a frame, or the host's awaited slots become free; `Nanos::MAX`: not before a push.
@@ -160,7 +160,7 @@ impl Station {
             && let Some(control) = MacControl::parse(&Frame::whole(&frame))
         {
             let response = heeds.response.unwrap_or(self.line.link().rate.pause_response());
-            self.pause_state.ask(now + response, control);
+            self.pause_state.request(now + response, control);
             self.stats.control += 1;
             self.spare.push(frame);
             return false;

@@ -184,7 +184,7 @@ impl Switch {
         if frame.len() > self.config.longest_frame as usize {
             return Err(DropReason::TooLong);
         }
-        let classified = classify::look(frame);
+        let classified = classify::classify(frame);
         if station[0] & 1 == 1 {
             return Ok(Forward::Flood(classified));
         }
@@ -259,11 +259,11 @@ impl Switch {
     fn apply_due(&mut self, now: Nanos, port: usize, control: MacControl) {
         let Some(pfc) = &self.config.pfc else { return };
         let holds = now + pfc.response_at(&self.config.ports[port].link);
-        self.ports[port].egress.asked(holds, control);
+        self.ports[port].egress.pause_requested(holds, control);
         self.make_ready(port);
     }
 
-    fn tell(&mut self, port: usize, priority: usize, quanta: u16) {
+    fn send_pause(&mut self, port: usize, priority: usize, quanta: u16) {
         let mut all = [0; PRIORITIES];
         all[priority] = quanta;
         let frame = MacControl::Pfc { enable: 1 << priority, quanta: all }.build(self.config.mac);
@@ -288,7 +288,7 @@ impl Switch {
             let half = self.config.ports[port].link.rate.pause(quanta).0 / 2;
             self.ports[port].refresh[priority] = Some((due + Nanos(half.max(1)), since));
             self.ports[port].queues[priority].xoff_sent += 1;
-            self.tell(port, priority, quanta);
+            self.send_pause(port, priority, quanta);
         }
     }
 
@@ -300,7 +300,7 @@ impl Switch {
             stats.pausing_since = None;
             stats.xon_sent += 1;
         }
-        self.tell(port, priority, 0);
+        self.send_pause(port, priority, 0);
     }
 
     /// Takes the next port that has become ready to be served.
@@ -330,9 +330,9 @@ impl Switch {
             }
         };
         let line = self.ports[port].egress.line();
-        let left = line.begin(now, frame.len());
-        let arrives = left + line.link().delay;
-        Some(Departure { frame, left, arrives, egress })
+        let departs = line.begin(now, frame.len());
+        let arrives = departs + line.link().delay;
+        Some(Departure { frame, departs, arrives, egress })
     }
 
     fn dequeued(&mut self, now: Nanos, port: usize, priority: usize, queued: Queued) -> Vec<u8> {
@@ -391,7 +391,7 @@ impl Switch {
         let Some(pfc) = &self.config.pfc else { return Nanos::MAX };
         let Some(dog) = pfc.watchdog else { return Nanos::MAX };
         let port = &self.ports[port];
-        let look = |priority: usize| {
+        let next_change = |priority: usize| {
             let paused_until = port.egress.paused_until(priority);
             if port.closed & (1 << priority) != 0 {
                 return paused_until + dog.restore;
@@ -401,7 +401,11 @@ impl Switch {
             let since = before_its_end.and_then(|time| port.egress.stuck_since(time, priority));
             since.map(|since| since + dog.detect).filter(|bites| *bites < paused_until).unwrap_or(Nanos::MAX)
         };
-        (0..PRIORITIES).filter(|priority| pfc.is_lossless(*priority)).map(look).min().unwrap_or(Nanos::MAX)
+        (0..PRIORITIES)
+            .filter(|priority| pfc.is_lossless(*priority))
+            .map(next_change)
+            .min()
+            .unwrap_or(Nanos::MAX)
     }
 
     /// Returns the ports with paused queues that hold frames from `port`: the queues that the peer at `port` waits for.

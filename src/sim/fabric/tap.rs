@@ -15,7 +15,7 @@ pub struct TappedFrame {
     /// The end.
     pub end: End,
     /// True if the frame arrived; false if it left.
-    pub came: bool,
+    pub is_arrival: bool,
     /// The whole frame, starting at its Ethernet header.
     pub frame: Vec<u8>,
     /// Outcome in the switch that received it.
@@ -40,12 +40,24 @@ impl Taps {
         !self.ends.is_empty() && self.ends.contains(&end)
     }
 
-    pub(super) fn came(&mut self, at: Nanos, end: End, frame: Vec<u8>, ingress: Option<IngressOutcome>) {
-        self.seen.push(TappedFrame { at, end, came: true, frame, ingress, egress: None });
+    pub(super) fn record_arrival(
+        &mut self,
+        at: Nanos,
+        end: End,
+        frame: Vec<u8>,
+        ingress: Option<IngressOutcome>,
+    ) {
+        self.seen.push(TappedFrame { at, end, is_arrival: true, frame, ingress, egress: None });
     }
 
-    pub(super) fn left(&mut self, at: Nanos, end: End, frame: Vec<u8>, egress: Option<EgressOutcome>) {
-        self.seen.push(TappedFrame { at, end, came: false, frame, ingress: None, egress });
+    pub(super) fn record_departure(
+        &mut self,
+        at: Nanos,
+        end: End,
+        frame: Vec<u8>,
+        egress: Option<EgressOutcome>,
+    ) {
+        self.seen.push(TappedFrame { at, end, is_arrival: false, frame, ingress: None, egress });
     }
 
     pub(super) fn take(&mut self) -> Vec<TappedFrame> {

@@ -44,7 +44,7 @@ struct Conn {
     peer: usize,
     /// The current flow, its bytes not posted yet, and its outstanding requests.
     flow: Option<u32>,
-    left: u64,
+    remaining: u64,
     outstanding: u32,
     /// The latest flow, and the total of [`Applications::flow_stats_of_end`] when that flow started.
     latest: Option<(u32, FlowStats)>,
@@ -114,20 +114,20 @@ impl Applications {
             self.all_flow_stats.insert(before, flow_stats - began);
         }
         let entry = &mut self.conns[conn as usize];
-        (entry.flow, entry.left) = (Some(number), flow.bytes);
+        (entry.flow, entry.remaining) = (Some(number), flow.bytes);
         self.post(fabric, conn, flow.read);
         Ok(conn)
     }
 
     /// Returns the statistics of all flows that an end has carried. The two ends of a connection have adjacent numbers.
     fn flow_stats_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> FlowStats {
-        let [near, far] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
+        let [local, remote] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
         let name =
             |end: &Conn, part| FlowName { station: Shape::mac(end.host), qpn: end.qp.handle.qpn, part };
-        let slowed = if read { far } else { near };
+        let slowed = if read { remote } else { local };
         let parts = [
-            name(far, FlowPart::Request),
-            name(near, FlowPart::Response),
+            name(remote, FlowPart::Request),
+            name(local, FlowPart::Response),
             name(slowed, FlowPart::Notification),
         ];
         parts.iter().fold(FlowStats::default(), |sum, name| sum + fabric.flow_stats(name))
@@ -142,7 +142,7 @@ impl Applications {
     }
 
     /// Takes a host's completions. Returns the flows that they end.
-    pub(super) fn look(
+    pub(super) fn poll(
         &mut self,
         fabric: &mut Fabric,
         host: usize,
@@ -161,7 +161,7 @@ impl Applications {
                 // The queue pair is in the error state, and is not reused.
                 conn.flow = None;
                 ended.push((flow, FlowOutcome::Failed(wc.status)));
-            } else if conn.left > 0 {
+            } else if conn.remaining > 0 {
                 self.post(fabric, number, about.read);
             } else if conn.outstanding == 0 {
                 conn.flow = None;
@@ -177,22 +177,22 @@ impl Applications {
     fn post(&mut self, fabric: &mut Fabric, number: u32, read: bool) {
         let ConnectionParameters { message, depth, .. } = self.terms;
         let conn = &mut self.conns[number as usize];
-        let [near, far] =
+        let [local, remote] =
             [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("a connected host"));
         let host = fabric.host(conn.host);
-        while conn.left > 0 && conn.outstanding < depth {
-            let length = conn.left.min(message.into()) as u32;
+        while conn.remaining > 0 && conn.outstanding < depth {
+            let length = conn.remaining.min(message.into()) as u32;
             let wr = SendWr {
                 wr_id: number.into(),
                 opcode: if read { WrOpcode::Read } else { WrOpcode::Write },
                 flags: SendFlags::SIGNALED,
-                remote_addr: far.memory.address,
-                rkey: RKey(far.memory.key),
+                remote_addr: remote.memory.address,
+                rkey: RKey(remote.memory.key),
                 ..SendWr::default()
             };
-            let payload = [near.memory.sge(0, length)];
+            let payload = [local.memory.sge(0, length)];
             host.post_send(&conn.qp, &wr, Payload::Sges(&payload)).expect("fewer are outstanding than fit");
-            conn.left -= u64::from(length);
+            conn.remaining -= u64::from(length);
             conn.outstanding += 1;
         }
     }
@@ -246,9 +246,9 @@ impl Applications {
             connected.map_err(|error| ScenarioError::Nic { host: at, error })?;
         }
         let first = self.conns.len() as u32;
-        let [near, far] = ends;
-        for (qp, host, peer) in [(near, host, peer), (far, peer, host)] {
-            self.conns.push(Conn { qp, host, peer, flow: None, left: 0, outstanding: 0, latest: None });
+        let [local, remote] = ends;
+        for (qp, host, peer) in [(local, host, peer), (remote, peer, host)] {
+            self.conns.push(Conn { qp, host, peer, flow: None, remaining: 0, outstanding: 0, latest: None });
         }
         let key = (peer as u32, host as u32, flow.priority, flow.read);
         self.idle.entry(key).or_default().push(first + 1);

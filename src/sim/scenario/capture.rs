@@ -13,12 +13,15 @@ pub(super) struct Capture {
     ends: [End; 2],
     writer: PcapngWriter<Box<dyn Write + Send>>,
     /// Number of frames that may still be written.
-    left: usize,
+    remaining: usize,
 }
 
 impl fmt::Debug for Capture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Capture").field("ends", &self.ends).field("left", &self.left).finish_non_exhaustive()
+        f.debug_struct("Capture")
+            .field("ends", &self.ends)
+            .field("left", &self.remaining)
+            .finish_non_exhaustive()
     }
 }
 
@@ -28,12 +31,12 @@ impl fmt::Debug for Capture {
 /// If no link has this name. The message lists the links.
 pub(super) fn ends(shape: &Shape, name: &str) -> Result<[End; 2], ScenarioError> {
     let called = |[a, b]: [End; 2]| format!("{}-{}", shape.name(a), shape.name(b));
-    let found = shape
+    let ends = shape
         .links
         .iter()
         .map(|link| link.ends)
         .find(|[a, b]| called([*a, *b]) == name || called([*b, *a]) == name);
-    found.ok_or_else(|| {
+    ends.ok_or_else(|| {
         let mut names: Vec<String> = shape.links.iter().map(|link| called(link.ends)).collect();
         let more = names.len().saturating_sub(12);
         names.truncate(12);
@@ -56,17 +59,17 @@ impl Capture {
         };
         let names = ends.map(name);
         let writer = PcapngWriter::new(out, &[&names[0], &names[1]])?;
-        Ok(Capture { ends, writer, left: frames })
+        Ok(Capture { ends, writer, remaining: frames })
     }
 
     /// Writes a frame if it belongs to this link and the capture is not full.
     pub(super) fn take(&mut self, sight: &TappedFrame) -> io::Result<()> {
         let Some(interface) = self.ends.iter().position(|end| *end == sight.end) else { return Ok(()) };
-        if self.left == 0 {
+        if self.remaining == 0 {
             return Ok(());
         }
-        self.left -= 1;
-        let direction = if sight.came { Direction::In } else { Direction::Out };
+        self.remaining -= 1;
+        let direction = if sight.is_arrival { Direction::In } else { Direction::Out };
         let comment = sight.to_string();
         let comment = Some(comment.as_str()).filter(|comment| !comment.is_empty());
         self.writer.write(interface as u32, sight.at.0, direction, &Frame::whole(&sight.frame), comment)

@@ -211,7 +211,7 @@ pub struct PfcTable {
     pub alpha: f64,
     /// Bytes below the limit at which the peer may resume: two frames.
     pub xon_offset: Option<Bytes>,
-    /// Headroom in bytes of one port and priority: that of the worst case.
+    /// Headroom in bytes of one port and priority, for the worst case.
     pub headroom: Option<Bytes>,
     /// Pause time of a PFC frame, in quanta of 512 bit times: 65535.
     pub quanta: u16,
@@ -300,7 +300,7 @@ impl Default for HostTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// From each of `from` to each of `to`, all at once.
+    /// From each of `from` to each of `to`, all at the same time.
     Flows,
     /// From each of `from` to one host, `to`: the last by default.
     Incast,

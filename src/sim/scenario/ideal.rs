@@ -17,8 +17,8 @@ const AETH: usize = 4;
 #[derive(Clone, Debug)]
 pub(super) struct ShortestPaths {
     /// Neighbours of each node; stations come first.
-    beside: Vec<Vec<(usize, LinkConfig)>>,
-    found: HashMap<(usize, usize), Vec<LinkConfig>>,
+    adjacent: Vec<Vec<(usize, LinkConfig)>>,
+    cache: HashMap<(usize, usize), Vec<LinkConfig>>,
     /// Payload of a full packet, and size of a message.
     mtu: u64,
     message: u64,
@@ -30,32 +30,32 @@ impl ShortestPaths {
             End::Station(station) => station,
             End::Switch { switch, .. } => shape.stations.len() + switch,
         };
-        let mut beside = vec![Vec::new(); shape.stations.len() + shape.switches.len()];
+        let mut adjacent = vec![Vec::new(); shape.stations.len() + shape.switches.len()];
         for link in &shape.links {
             let [a, b] = link.ends.map(node);
-            beside[a].push((b, link.link));
-            beside[b].push((a, link.link));
+            adjacent[a].push((b, link.link));
+            adjacent[b].push((a, link.link));
         }
-        ShortestPaths { beside, found: HashMap::new(), mtu, message }
+        ShortestPaths { adjacent, cache: HashMap::new(), mtu, message }
     }
 
     /// Returns the links of a shortest path between two nodes.
     fn between(&self, from: usize, to: usize) -> Vec<LinkConfig> {
-        let mut before: Vec<Option<(usize, LinkConfig)>> = vec![None; self.beside.len()];
+        let mut before: Vec<Option<(usize, LinkConfig)>> = vec![None; self.adjacent.len()];
         let mut reached = VecDeque::from([from]);
-        while let Some(near) = reached.pop_front() {
-            for (far, link) in &self.beside[near] {
-                if *far != from && before[*far].is_none() {
-                    before[*far] = Some((near, *link));
-                    reached.push_back(*far);
+        while let Some(node) = reached.pop_front() {
+            for (neighbour, link) in &self.adjacent[node] {
+                if *neighbour != from && before[*neighbour].is_none() {
+                    before[*neighbour] = Some((node, *link));
+                    reached.push_back(*neighbour);
                 }
             }
         }
         let mut links = Vec::new();
         let mut at = to;
-        while let Some((near, link)) = before[at] {
+        while let Some((previous, link)) = before[at] {
             links.push(link);
-            at = near;
+            at = previous;
         }
         links.reverse();
         links
@@ -64,12 +64,12 @@ impl ShortestPaths {
     /// Returns the time from posting the flow's first request until its completion. All packets take the slowest link, the last packet also
     /// the others, and then the response its way back. Switches store and forward, and no other flow sends.
     pub(super) fn time(&mut self, flow: &Flow) -> Nanos {
-        let (first, last) = (self.beside[flow.from][0], self.beside[flow.to][0]);
-        if !self.found.contains_key(&(first.0, last.0)) {
+        let (first, last) = (self.adjacent[flow.from][0], self.adjacent[flow.to][0]);
+        if !self.cache.contains_key(&(first.0, last.0)) {
             let way = self.between(first.0, last.0);
-            self.found.insert((first.0, last.0), way);
+            self.cache.insert((first.0, last.0), way);
         }
-        let middle = &self.found[&(first.0, last.0)];
+        let middle = &self.cache[&(first.0, last.0)];
         let links = || [first.1].into_iter().chain(middle.iter().copied()).chain([last.1]);
         let (messages, rest) = (flow.bytes.div_ceil(self.message), (flow.bytes - 1) % self.message + 1);
         let packets = |bytes: u64| bytes.div_ceil(self.mtu);

@@ -107,15 +107,15 @@ impl Record {
     }
 
     /// Looks for a deadlock that has lasted for an interval.
-    pub(super) fn look_for_deadlock(&mut self, fabric: &Fabric, shape: &Shape) {
-        let lasting = |found: &Deadlock| fabric.now().since(found.since) >= self.interval;
-        let Some(found) = fabric.deadlock().filter(lasting) else { return };
+    pub(super) fn check_deadlock(&mut self, fabric: &Fabric, shape: &Shape) {
+        let lasting = |deadlock: &Deadlock| fabric.now().since(deadlock.since) >= self.interval;
+        let Some(deadlock) = fabric.deadlock().filter(lasting) else { return };
         self.deadlocked += 1;
         if self.deadlock.is_none() {
             let name = |hop: &Hop| format!("{}:{}", shape.switches[hop.switch].name, hop.port);
-            let names: Vec<String> = found.cycle.iter().chain(found.cycle.first()).map(name).collect();
-            let text = format!("priority {}: {}", found.priority, names.join(" -> "));
-            self.deadlock = Some((found, text));
+            let names: Vec<String> = deadlock.cycle.iter().chain(deadlock.cycle.first()).map(name).collect();
+            let text = format!("priority {}: {}", deadlock.priority, names.join(" -> "));
+            self.deadlock = Some((deadlock, text));
         }
     }
 }

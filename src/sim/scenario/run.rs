@@ -12,7 +12,7 @@ use super::record::{ControlSample, RateSample, Record};
 use super::results::Results;
 use super::schedule::{FlowProgress, Schedule};
 use super::tables::Network;
-use super::traffic::{Flow, Stage, flows};
+use super::traffic::{Flow, TrafficStage, flows};
 use crate::Host;
 use crate::fabric::{Deadlock, Fabric, FlowStats, LinkRate, Shape, Step};
 use roxie_base::limits::Limits;
@@ -42,7 +42,7 @@ impl Simulation {
         let shape = scenario.shape()?;
         let config = scenario.fabric(&shape)?;
         let rates: Vec<LinkRate> = config.stations.iter().map(|station| station.link.rate).collect();
-        let stage = Stage { hosts: &shape.stations, rates: &rates, end: scenario.time.0 };
+        let stage = TrafficStage { hosts: &shape.stations, rates: &rates, end: scenario.time.0 };
         let terms = terms(scenario)?;
         scenario.output.capture.iter().try_for_each(|link| capture::ends(&shape, link).map(drop))?;
         let flows = flows(&scenario.traffic, &stage, scenario.seed)?;
@@ -194,7 +194,7 @@ impl Simulation {
             }
             let now = self.fabric.now();
             let mut more = false;
-            for (flow, outcome) in self.applications.look(&mut self.fabric, station, self.schedule.flows()) {
+            for (flow, outcome) in self.applications.poll(&mut self.fabric, station, self.schedule.flows()) {
                 more |= self.schedule.ended(flow, now, outcome);
             }
             if more || self.open() == 0 {
@@ -245,7 +245,7 @@ impl Simulation {
             }
         }
         if self.scenario.pfc.is_some() {
-            self.record.look_for_deadlock(&self.fabric, &self.shape);
+            self.record.check_deadlock(&self.fabric, &self.shape);
         }
         self.record.begin_interval();
     }

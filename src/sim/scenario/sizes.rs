@@ -142,8 +142,11 @@ mod tests {
             let mut drawn: Vec<u64> = (0..40_000).map(|_| sizes.draw(&mut random)).collect();
             drawn.sort_unstable();
             for share in [0.1, 0.55, 0.75, 0.93] {
-                let [expected, found] = [sizes.quantile(share), drawn[(share * 40_000.0) as usize] as f64];
-                assert!((found / expected - 1.0).abs() < 0.15, "{sizes:?} {share}: {found}, not {expected}");
+                let [expected, measured] = [sizes.quantile(share), drawn[(share * 40_000.0) as usize] as f64];
+                assert!(
+                    (measured / expected - 1.0).abs() < 0.15,
+                    "{sizes:?} {share}: {measured}, not {expected}"
+                );
             }
         }
     }

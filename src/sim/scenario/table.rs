@@ -49,7 +49,7 @@ impl Column {
 /// A table: columns of equal length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Name: that of its file without the extension.
+    /// Name: the name of its file without the extension.
     pub name: &'static str,
     /// Columns and their names. A name ends with its unit.
     pub columns: Vec<(String, Column)>,

@@ -29,7 +29,7 @@ pub struct Flow {
 }
 
 /// Context in which patterns are expanded.
-pub(super) struct Stage<'a> {
+pub(super) struct TrafficStage<'a> {
     /// The names of the hosts.
     pub(super) hosts: &'a [String],
     /// Link rates of the hosts.
@@ -44,7 +44,7 @@ pub(super) struct Stage<'a> {
 /// The first missing or invalid value.
 pub(super) fn flows(
     tables: &[TrafficTable],
-    stage: &Stage<'_>,
+    stage: &TrafficStage<'_>,
     seed: u64,
 ) -> Result<Vec<Flow>, ScenarioError> {
     let mut flows = Vec::new();
@@ -59,7 +59,7 @@ pub(super) fn flows(
     Ok(flows)
 }
 
-impl Stage<'_> {
+impl TrafficStage<'_> {
     fn places(
         &self,
         given: Option<&[Place]>,
@@ -68,17 +68,17 @@ impl Stage<'_> {
     ) -> Result<Vec<usize>, ScenarioError> {
         let Some(given) = given else { return Ok((0..self.hosts.len()).collect()) };
         let find = |place: &Place| {
-            let found = match place {
+            let index = match place {
                 Place::Number(number) => Some(*number).filter(|number| *number < self.hosts.len()),
                 Place::Name(name) => self.hosts.iter().position(|host| host == name),
             };
             let last = self.hosts.len() - 1;
-            found.ok_or_else(|| {
-                let says = format!(
+            index.ok_or_else(|| {
+                let message = format!(
                     "`{what}` names `{place}`, which is no host: they are 0 to {last}, or {} to {}",
                     self.hosts[0], self.hosts[last]
                 );
-                wrong(number, what, says)
+                wrong(number, what, message)
             })
         };
         given.iter().map(find).collect()
@@ -105,7 +105,7 @@ impl FlowMaker<'_> {
     }
 
     /// Rejects keys that the pattern does not use.
-    fn check(&self, stage: &Stage<'_>) -> Result<(), ScenarioError> {
+    fn check(&self, stage: &TrafficStage<'_>) -> Result<(), ScenarioError> {
         let TrafficTable { pattern, load, sizes, reads, depth, repeat, until, start, .. } = self.table;
         let storage = matches!(pattern, Pattern::Storage);
         let poisson = matches!(pattern, Pattern::Poisson);
@@ -162,7 +162,7 @@ impl FlowMaker<'_> {
         }
     }
 
-    fn make(&mut self, stage: &Stage<'_>) -> Result<(), ScenarioError> {
+    fn make(&mut self, stage: &TrafficStage<'_>) -> Result<(), ScenarioError> {
         self.check(stage)?;
         if self.from.is_empty() || self.to.is_empty() {
             return Err(self.wrong("from", "`from` and `to` name hosts: one or more each"));
@@ -297,7 +297,12 @@ impl FlowMaker<'_> {
         Ok(())
     }
 
-    fn poisson(&mut self, from: &[usize], to: &[usize], stage: &Stage<'_>) -> Result<(), ScenarioError> {
+    fn poisson(
+        &mut self,
+        from: &[usize],
+        to: &[usize],
+        stage: &TrafficStage<'_>,
+    ) -> Result<(), ScenarioError> {
         let load = self.table.load.filter(|load| *load > 0.0 && *load <= 2.0);
         let load = load.ok_or_else(|| {
             self.wrong(

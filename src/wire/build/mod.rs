@@ -1,4 +1,4 @@
-//! Building packets: the headers below the transport are prepared once per flow, those of the packet are
+//! Building packets: the headers below the transport are prepared once per flow, the headers of the packet are
 //! written behind them.
 
 mod fast_path;

@@ -34,7 +34,7 @@ pub mod block {
 /// The byte-order magic of a section header.
 pub const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 
-/// Option codes of pcapng: common ones, then those of a section, an interface, a packet and of statistics.
+/// Option codes of pcapng: common ones, then options of a section, an interface, a packet and of statistics.
 mod option {
     pub(super) const END: u16 = 0;
     pub(super) const COMMENT: u16 = 1;

@@ -5,7 +5,7 @@ use std::io::Read;
 use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
 use super::{BYTE_ORDER_MAGIC, Direction, block, option};
 
-/// Most interfaces of a section: a stream that only adds interfaces must not fill its reader's memory.
+/// Maximum number of interfaces of a section: a stream that only adds interfaces must not fill its reader's memory.
 const MOST_INTERFACES: usize = 1 << 16;
 
 /// The current section. Interfaces are numbered within it.
@@ -46,7 +46,7 @@ struct Packet {
     interface: Interface,
     ticks: Option<u64>,
     data_at: usize,
-    kept: usize,
+    captured: usize,
     wire_len: usize,
 }
 
@@ -101,7 +101,7 @@ impl Section {
         };
         source.frames += 1;
         let body = &buffer[..];
-        let options_at = packet.data_at + packet.kept.next_multiple_of(4);
+        let options_at = packet.data_at + packet.captured.next_multiple_of(4);
         let (mut direction, mut comment) = (None, None);
         for (code, value) in options(self.order, body, options_at) {
             match code {
@@ -114,8 +114,8 @@ impl Section {
             number: source.frames,
             timestamp_ns: packet.ticks.and_then(|t| packet.interface.clock.to_ns(t)),
             link_type: packet.interface.link_type,
-            data: &body[packet.data_at..packet.data_at + packet.kept],
-            wire_len: packet.wire_len.max(packet.kept),
+            data: &body[packet.data_at..packet.data_at + packet.captured],
+            wire_len: packet.wire_len.max(packet.captured),
             direction,
             comment,
         }))
@@ -190,14 +190,14 @@ impl Section {
         interface: Option<u32>,
     ) -> Result<Packet, CaptureError> {
         let words = (interface, self.u32(body, 4), self.u32(body, 8), self.u32(body, 12), self.u32(body, 16));
-        let (Some(interface), Some(high), Some(low), Some(kept), Some(wire)) = words else {
+        let (Some(interface), Some(high), Some(low), Some(captured), Some(wire)) = words else {
             return Err(source.damaged(format!("a packet block with {} bytes of body", body.len())));
         };
         let packet = Packet {
             interface: self.interface(source, interface)?,
             ticks: Some(u64::from(high) << 32 | u64::from(low)),
             data_at: 20,
-            kept: kept as usize,
+            captured: captured as usize,
             wire_len: wire as usize,
         };
         fits(source, body, packet)
@@ -208,15 +208,15 @@ impl Section {
         let Some(wire) = self.u32(body, 0) else {
             return Err(source.damaged("a simple packet block without a body".into()));
         };
-        let kept = if interface.snap_len == 0 { wire } else { wire.min(interface.snap_len) };
+        let captured = if interface.snap_len == 0 { wire } else { wire.min(interface.snap_len) };
         // A simple packet block has no captured length: it ends with the block at the latest.
-        let kept = (kept as usize).min(body.len() - 4);
-        fits(source, body, Packet { interface, ticks: None, data_at: 4, kept, wire_len: wire as usize })
+        let captured = (captured as usize).min(body.len() - 4);
+        fits(source, body, Packet { interface, ticks: None, data_at: 4, captured, wire_len: wire as usize })
     }
 
     fn interface<R: Read>(&self, source: &Source<R>, number: u32) -> Result<Interface, CaptureError> {
-        let found = usize::try_from(number).ok().and_then(|i| self.interfaces.get(i));
-        found.copied().ok_or_else(|| {
+        let interface = usize::try_from(number).ok().and_then(|i| self.interfaces.get(i));
+        interface.copied().ok_or_else(|| {
             let known = self.interfaces.len();
             source.damaged(format!("a packet of interface {number} in a section with {known}"))
         })
@@ -242,8 +242,8 @@ impl Section {
 /// Returns `packet` if its captured bytes lie within the body.
 fn fits<R: Read>(source: &Source<R>, body: &[u8], packet: Packet) -> Result<Packet, CaptureError> {
     let room = body.len().saturating_sub(packet.data_at);
-    if packet.kept > room {
-        return Err(source.damaged(format!("a packet of {} bytes in a block with {room}", packet.kept)));
+    if packet.captured > room {
+        return Err(source.damaged(format!("a packet of {} bytes in a block with {room}", packet.captured)));
     }
     Ok(packet)
 }

@@ -100,11 +100,11 @@ fn pcap_record<'a, R: Read>(
     }
     let (words, _) = header.as_chunks::<4>();
     let word = |i: usize| order.u32(words[i]);
-    let kept = word(2) as usize;
-    if kept > MAX_RECORD {
-        return Err(source.damaged(format!("a record claims {kept} bytes")));
+    let captured = word(2) as usize;
+    if captured > MAX_RECORD {
+        return Err(source.damaged(format!("a record claims {captured} bytes")));
     }
-    buffer.resize(kept, 0);
+    buffer.resize(captured, 0);
     source.fill(buffer, "a frame")?;
     source.frames += 1;
     Ok(Some(Record {
@@ -112,7 +112,7 @@ fn pcap_record<'a, R: Read>(
         timestamp_ns: Some(u64::from(word(0)) * 1_000_000_000 + u64::from(word(1)) * ns_per_tick),
         link_type,
         data: buffer,
-        wire_len: (word(3) as usize).max(kept),
+        wire_len: (word(3) as usize).max(captured),
         direction: None,
         comment: None,
     }))

@@ -44,7 +44,7 @@ impl<W: Write> PcapngWriter<W> {
     /// Like [`new`](Self::new), and keeps `snap_length` bytes of each frame at most; 0 keeps all.
     ///
     /// # Errors
-    /// As those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_snap_length(out: W, interfaces: &[&str], snap_length: u32) -> io::Result<PcapngWriter<W>> {
         let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
         let mut w = PcapngWriter { out, interfaces: count, snap_length, blocks: Vec::with_capacity(2048) };
@@ -76,7 +76,7 @@ impl<W: Write> PcapngWriter<W> {
     }
 
     /// Returns a writer for more packets of this writer's interfaces, by way of `out`: its packets follow this writer's section.
-    pub fn beside<O: Write>(&self, out: O) -> PcapngWriter<O> {
+    pub fn continued_on<O: Write>(&self, out: O) -> PcapngWriter<O> {
         let PcapngWriter { interfaces, snap_length, .. } = *self;
         PcapngWriter { out, interfaces, snap_length, blocks: Vec::with_capacity(2048) }
     }
@@ -109,12 +109,12 @@ impl<W: Write> PcapngWriter<W> {
         self.u32(interface);
         self.u32(u32::from_be_bytes([s0, s1, s2, s3]));
         self.u32(u32::from_be_bytes([s4, s5, s6, s7]));
-        let kept = if self.snap_length == 0 { len } else { len.min(self.snap_length) };
-        self.u32(kept);
+        let captured = if self.snap_length == 0 { len } else { len.min(self.snap_length) };
+        self.u32(captured);
         self.u32(len);
-        let of_a = frame.a.len().min(kept as usize);
+        let of_a = frame.a.len().min(captured as usize);
         self.blocks.extend_from_slice(&frame.a[..of_a]);
-        self.blocks.extend_from_slice(&frame.b[..kept as usize - of_a]);
+        self.blocks.extend_from_slice(&frame.b[..captured as usize - of_a]);
         self.pad();
         let flags: u32 = match direction {
             Direction::In => 1,

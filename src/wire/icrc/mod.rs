@@ -132,8 +132,8 @@ fn head_len(first_byte: u8, covered: usize) -> usize {
     // The last masked byte is byte 4 of the BTH.
     let masked = 8 + 5 + if first_byte >> 4 == 4 { usize::from(first_byte & 0x0f) * 4 } else { 40 };
     let Some(rest) = covered.checked_sub(HEAD) else { return covered };
-    let beside_strides = masked + (rest + HEAD - masked) % STRIDE;
-    if beside_strides <= HEAD { beside_strides } else { HEAD }
+    let outside_strides = masked + (rest + HEAD - masked) % STRIDE;
+    if outside_strides <= HEAD { outside_strides } else { HEAD }
 }
 
 /// Returns the ICRC that rdma_rxe of Linux 6.12 to 7.2 puts on a FLUSH. Having hashed the frame, rxe takes

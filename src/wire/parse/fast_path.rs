@@ -1,4 +1,4 @@
-//! Fast path of parsing: reads the headers of the most common frames at fixed offsets. Results equal those of
+//! Fast path of parsing: reads the headers of the most common frames at fixed offsets. Results equal the results of
 //! [`parse_any`](super::parse_any).
 
 use core::ops::Range;

@@ -250,7 +250,7 @@ impl Envelope {
         }
     }
 
-    /// Returns RoCE version and VLAN, those of the inner tag if there are two.
+    /// Returns RoCE version and VLAN, from the inner tag if there are two.
     pub fn encapsulation(&self) -> Encapsulation {
         let version = if self.is_roce_v1() { RoceVersion::V1 } else { RoceVersion::V2 };
         Encapsulation { vlan: self.vlan.unwrap_or(0) & Encapsulation::VLAN_BITS, version }

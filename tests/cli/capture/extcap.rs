@@ -29,23 +29,23 @@ fn extcap(net: &Net, folder: &Path, arguments: &str) -> Running {
 fn extcap_lists_and_captures_running_devices() {
     let Some(net) = Net::new("extcap") else { return };
     let place = tempfile::tempdir().unwrap();
-    let ask = |arguments: &str| extcap(&net, place.path(), arguments).finish().succeeded().stdout;
-    assert_eq!(ask("--extcap-interfaces --extcap-version=4.4").lines().count(), 1, "no device");
+    let run = |arguments: &str| extcap(&net, place.path(), arguments).finish().succeeded().stdout;
+    assert_eq!(run("--extcap-interfaces --extcap-version=4.4").lines().count(), 1, "no device");
     let server = net.serve("pingpong rc --port udp -n 1000000");
     let name = format!("roxie0-{}", server.child.id());
-    let listed = ask("--extcap-interfaces --extcap-version=4.4");
+    let listed = run("--extcap-interfaces --extcap-version=4.4");
     assert!(listed.starts_with("extcap {version="), "{listed}");
     assert!(
         listed.contains(&format!("interface {{value={name}}}{{display=RoCE of roxie (process ")),
         "{listed}"
     );
     assert_eq!(
-        ask(&format!("--extcap-interface {name} --extcap-dlts")),
+        run(&format!("--extcap-interface {name} --extcap-dlts")),
         "dlt {number=1}{name=EN10MB}{display=Ethernet}\n"
     );
-    assert!(ask(&format!("--extcap-interface {name} --extcap-config")).contains("{call=--snaplen}"));
+    assert!(run(&format!("--extcap-interface {name} --extcap-config")).contains("{call=--snaplen}"));
     assert!(
-        ask(&format!("--extcap-interface {name} --extcap-capture-filter udp")).contains("display filter")
+        run(&format!("--extcap-interface {name} --extcap-capture-filter udp")).contains("display filter")
     );
     let fifo = place.path().join("fifo");
     mkfifo(&fifo, Mode::S_IRWXU).unwrap();

@@ -88,21 +88,21 @@ impl End {
 
 /// Two connected ends.
 struct Pair {
-    near: End,
-    far: End,
+    local: End,
+    remote: End,
 }
 
 impl Pair {
     fn new(net: &Net, port: &str) -> Pair {
-        let near = End::open(&net.a, port, "left", A);
-        let far = End::open(&net.b, port, "right", "192.0.2.2");
-        Pair::connected(net, near, far)
+        let local = End::open(&net.a, port, "left", A);
+        let remote = End::open(&net.b, port, "right", "192.0.2.2");
+        Pair::connected(net, local, remote)
     }
 
     /// Connects another QP of each device.
     fn another(&self, net: &Net) -> Pair {
-        let [near, far] = [&self.near, &self.far].map(|end| End::on(end.device.clone()));
-        Pair::connected(net, near, far)
+        let [local, remote] = [&self.local, &self.remote].map(|end| End::on(end.device.clone()));
+        Pair::connected(net, local, remote)
     }
 
     fn connected(net: &Net, near: End, far: End) -> Pair {
@@ -115,7 +115,7 @@ impl Pair {
         let options = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
         net.a.run(|| near.qp.connect(&here, &there, &options)).unwrap().unwrap();
         net.b.run(|| far.qp.connect(&there, &here, &options)).unwrap().unwrap();
-        Pair { near, far }
+        Pair { local: near, remote: far }
     }
 
     /// Writes messages to the far end, and waits for their completions.
@@ -126,13 +126,13 @@ impl Pair {
             while posted < messages && posted - done < 16 {
                 let wr = SendWr {
                     flags: SendFlags::SIGNALED,
-                    ..SendWr::write(self.far.memory.address(), self.far.memory.rkey())
+                    ..SendWr::write(self.remote.memory.address(), self.remote.memory.rkey())
                 };
-                self.near.qp.post_send(&wr, &[self.near.memory.sge(0, LENGTH as u32)]).unwrap();
+                self.local.qp.post_send(&wr, &[self.local.memory.sge(0, LENGTH as u32)]).unwrap();
                 posted += 1;
             }
-            done += self.near.polled();
-            self.far.polled();
+            done += self.local.polled();
+            self.remote.polled();
             assert!(Instant::now() < until, "{done} of {messages}");
         }
     }
@@ -192,8 +192,8 @@ fn capturing(net: &Net, arguments: &str) -> Running {
 }
 
 fn device_of(net: &Net, pid: u32) -> Snapshot {
-    let look = net.a.run(snapshots).unwrap().unwrap();
-    look.snapshots.into_iter().find(|device| device.pid == pid).expect("a device")
+    let view = net.a.run(snapshots).unwrap().unwrap();
+    view.snapshots.into_iter().find(|device| device.pid == pid).expect("a device")
 }
 
 /// Starts a capture of a process at the left, and waits until its device is captured.
@@ -228,12 +228,12 @@ fn capture_has_every_packet_with_its_reason() {
     for port in ["udp", "packet", "xdp"] {
         let pair = Pair::new(&net, port);
         pair.write(3);
-        let (before, own) = (pair.near.counted(), std::process::id());
-        let name = pair.near.device.port().name;
+        let (before, own) = (pair.local.counted(), std::process::id());
+        let name = pair.local.device.port().name;
         let capture = capturing(&net, &format!("--pid {own} -w {}", file.display()));
-        assert_eq!(pair.near.device.port().name, format!("pcap({name})"));
+        assert_eq!(pair.local.device.port().name, format!("pcap({name})"));
         pair.write(20);
-        let after = pair.near.counted();
+        let after = pair.local.counted();
         interrupt(&capture);
         let done = capture.finish().succeeded();
         let [sent, received] = [0, 1].map(|i| after[i] - before[i]);
@@ -241,11 +241,11 @@ fn capture_has_every_packet_with_its_reason() {
         let bytes = fs::read(&file).unwrap();
         assert_eq!(read(&bytes[..]), Content { sent, received, ..Content::default() }, "{port}");
         assert_eq!(statistics(&bytes), [sent + received, 0]);
-        let said = format!("{} packets captured, none dropped", sent + received);
-        assert!(done.stderr.contains(&said), "{done:#?}");
+        let expected = format!("{} packets captured, none dropped", sent + received);
+        assert!(done.stderr.contains(&expected), "{done:#?}");
         // The program goes on as before, and can be captured again.
-        assert_eq!(pair.near.device.port().name, name);
-        assert_eq!(pair.near.device.counter("live_capture_packets"), 0);
+        assert_eq!(pair.local.device.port().name, name);
+        assert_eq!(pair.local.device.counter("live_capture_packets"), 0);
         pair.write(3);
         let again = attached(&net, own, &format!("--dev left --json --count 1 -w {}", file.display()));
         pair.write(1);
@@ -266,18 +266,18 @@ fn capture_has_packets_of_several_workers() {
     let file = place.path().join("left.pcapng");
     let first = Pair::new(&net, "two workers");
     let second = first.another(&net);
-    let before = first.near.counted();
+    let before = first.local.counted();
     let capture = capturing(&net, &format!("--pid {} -w {}", std::process::id(), file.display()));
     first.write(20);
     second.write(20);
-    let [sent, received] = [0, 1].map(|i| first.near.counted()[i] - before[i]);
+    let [sent, received] = [0, 1].map(|i| first.local.counted()[i] - before[i]);
     interrupt(&capture);
     capture.finish().succeeded();
     assert!(sent >= 40 * (LENGTH as u64) / 4096 && received > 0);
     let bytes = fs::read(&file).unwrap();
     assert_eq!(read(&bytes[..]), Content { sent, received, ..Content::default() });
     assert_eq!(statistics(&bytes), [sent + received, 0]);
-    assert_eq!(first.near.device.counter("live_capture_packets"), 0, "the capture has left each worker");
+    assert_eq!(first.local.device.counter("live_capture_packets"), 0, "the capture has left each worker");
 }
 
 #[test]
@@ -286,10 +286,10 @@ fn packets_that_a_slow_reader_loses_are_counted() {
     let pair = Pair::new(&net, "udp");
     let device = device_of(&net, std::process::id());
     let mut reader = net.a.run(|| attach(&device, 0)).unwrap().unwrap();
-    let before = pair.near.counted();
+    let before = pair.local.counted();
     // More than the two queues hold. Nothing is read meanwhile, and no call waits for the reader.
     pair.write(2_500);
-    let after = pair.near.counted();
+    let after = pair.local.counted();
     let refused = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
     assert!(
         matches!(&refused, AttachError::Refused { why, .. } if why.as_received().contains("captures its frames already")),
@@ -327,8 +327,8 @@ fn reader_that_takes_nothing_delays_no_close() {
     let reader = net.a.run(|| attach(&device, 0)).unwrap().unwrap();
     pair.write(50);
     drop(pair);
-    let gone = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
-    assert!(matches!(gone, AttachError::Gone { .. }), "{gone}");
+    let refused = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
+    assert!(matches!(refused, AttachError::Gone { .. }), "{refused}");
     drop(reader);
 }
 
@@ -526,18 +526,18 @@ fn missing_and_ambiguous_devices_are_named() {
     net.left("capture --dev left").failed(2, &["choose one"]);
     net.left(&format!("capture --pid {one} -w /proc/none/x")).failed(1, &["cannot write /proc/none/x"]);
     let first = capturing(&net, &format!("--dev roxie0-{one} -w /dev/null"));
-    let kept = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(kept.path(), "an older capture").unwrap();
-    let second = net.left(&format!("capture --pid {one} -w {}", kept.path().display()));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "an older capture").unwrap();
+    let second = net.left(&format!("capture --pid {one} -w {}", file.path().display()));
     second.failed(3, &[&format!("process {} captures its frames already", first.child.id())]);
-    assert_eq!(std::fs::read(kept.path()).unwrap(), b"an older capture");
+    assert_eq!(std::fs::read(file.path()).unwrap(), b"an older capture");
     // A stopped program does not answer: the command gives up.
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGSTOP).unwrap();
     net.left(&format!("capture --pid {other}")).failed(3, &[&format!("process {other} does not answer")]);
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGCONT).unwrap();
     // From another network namespace.
-    let elsewhere = net.right(&format!("capture --pid {other} --seconds 1 -w /dev/null"));
-    assert!(elsewhere.succeeded().stderr.contains("0 packets captured"));
+    let other_user = net.right(&format!("capture --pid {other} --seconds 1 -w /dev/null"));
+    assert!(other_user.succeeded().stderr.contains("0 packets captured"));
 }
 
 #[test]

@@ -314,13 +314,16 @@ fn frames_not_looked_into_are_counted_by_kind() {
     assert_eq!((rows.len(), output.status.code()), (frames.len(), Some(1)));
     for arguments in [&["--json"][..], &[], &["-v"], &["--ladder"]] {
         let output = decode(arguments, &capture(&frames));
-        let said = stderr(&output);
+        let output_text = stderr(&output);
         assert!(
-            said.contains("frames that may hold RoCE and are not decoded: ESP (encrypted) 3, "),
-            "{said}"
+            output_text.contains("frames that may hold RoCE and are not decoded: ESP (encrypted) 3, "),
+            "{output_text}"
         );
-        assert!(said.contains("IPv4 fragments 3, ") && said.contains("more than 32 headers 2"), "{said}");
-        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert!(
+            output_text.contains("IPv4 fragments 3, ") && output_text.contains("more than 32 headers 2"),
+            "{output_text}"
+        );
+        assert_eq!((output.status.code(), output_text.lines().count()), (Some(1), 1), "{output_text}");
         assert!(!output.stdout.is_empty(), "{arguments:?}");
     }
 }

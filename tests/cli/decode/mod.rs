@@ -146,9 +146,9 @@ fn truncated_file_prints_rows_then_exits_1() {
     for (keep, last) in [(whole.len() - 1, 836), (whole.len() / 2, 405), (9000, 85)] {
         let output = decode(&["--json"], &whole[..keep]);
         assert_eq!(output.status.code(), Some(1));
-        let kept = all.iter().filter(|r| r["number"].as_u64() <= Some(last)).count();
-        assert!(kept > 0);
-        assert_eq!(rows(&output), all[..kept]);
+        let counted = all.iter().filter(|r| r["number"].as_u64() <= Some(last)).count();
+        assert!(counted > 0);
+        assert_eq!(rows(&output), all[..counted]);
         assert!(stderr(&output).contains(&format!("after frame {last}\n")), "{}", stderr(&output));
         assert_eq!(stderr(&output).lines().count(), 1);
         assert!(stderr(&output).contains(&format!("cut short at byte {keep}")), "{}", stderr(&output));

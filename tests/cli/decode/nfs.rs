@@ -69,13 +69,13 @@ fn nfs_calls_chunks_and_replies_are_named() {
 fn nfs_fields_are_in_json_and_full_text() {
     let capture = captured("get", "/file");
     let rows = rows(&decode(&["--json"], &capture));
-    let found: Vec<_> =
+    let lines: Vec<_> =
         rows.iter().filter(|row| row["nfs"]["call"] == "NFS3 READ").map(|row| &row["nfs"]).collect();
-    let of = |kind: &str| found.iter().filter(|nfs| nfs["kind"] == kind).count();
+    let of = |kind: &str| lines.iter().filter(|nfs| nfs["kind"] == kind).count();
     assert_eq!((of("call"), of("data"), of("reply")), (2, 2, 2));
-    let call = found.iter().find(|nfs| nfs["kind"] == "call").unwrap();
+    let call = lines.iter().find(|nfs| nfs["kind"] == "call").unwrap();
     assert_eq!((&call["type"], &call["write_chunk_bytes"][0]), (&"RDMA_MSG".into(), &65536.into()));
-    let reply = found.iter().find(|nfs| nfs["kind"] == "reply").unwrap();
+    let reply = lines.iter().find(|nfs| nfs["kind"] == "reply").unwrap();
     assert_eq!((&reply["status"], &reply["invalidates"]), (&0.into(), &true.into()));
     let text = String::from_utf8(decode(&["-v"], &capture).stdout).unwrap();
     assert!(text.contains(" version 1 credits 16 RDMA_MSG, write [0x"), "{text}");

@@ -54,12 +54,12 @@ fn nvme_commands_data_and_responses_are_named() {
 fn nvme_fields_are_in_json_and_full_text() {
     let capture = written();
     let rows = rows(&decode(&["--json"], &capture));
-    let found: Vec<_> =
+    let lines: Vec<_> =
         rows.iter().filter(|row| row["nvme"]["command"] == "Write").map(|row| &row["nvme"]).collect();
-    let kinds: Vec<_> = found.iter().map(|nvme| nvme["kind"].as_str().unwrap()).collect();
+    let kinds: Vec<_> = lines.iter().map(|nvme| nvme["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["command", "data", "response"]);
-    assert_eq!((&found[0]["opcode"], &found[0]["nsid"], &found[0]["id"]), (&1.into(), &1.into(), &0.into()));
-    assert_eq!((&found[2]["status"], &found[2]["invalidates"]), (&0.into(), &true.into()));
+    assert_eq!((&lines[0]["opcode"], &lines[0]["nsid"], &lines[0]["id"]), (&1.into(), &1.into(), &0.into()));
+    assert_eq!((&lines[2]["status"], &lines[2]["invalidates"]), (&0.into(), &true.into()));
     let text = String::from_utf8(decode(&["-v"], &capture).stdout).unwrap();
     assert!(text.contains("  NVMe command opcode 0x01 (Write) flags 0x40 id 0 nsid 0x1, "), "{text}");
     assert!(text.contains("  NVMe response id 0 status 0x000 (success) result 0x0 "), "{text}");

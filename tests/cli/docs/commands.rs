@@ -120,12 +120,12 @@ fn roxie(words: &[&str]) -> Result<(), String> {
     if let Some(first) = own.first_mut().filter(|first| **first == "run") {
         *first = "env";
     }
-    let asked = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output_in_time();
-    let asked = asked.map_err(|e| format!("roxie: {e}"))?;
-    if asked.status.success() {
+    let help = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output_in_time();
+    let help = help.map_err(|e| format!("roxie: {e}"))?;
+    if help.status.success() {
         return Ok(());
     }
-    Err(String::from_utf8_lossy(&asked.stderr).lines().next().unwrap_or("it fails").to_owned())
+    Err(String::from_utf8_lossy(&help.stderr).lines().next().unwrap_or("it fails").to_owned())
 }
 
 fn make(words: &[&str]) -> Result<(), String> {

@@ -91,12 +91,12 @@ fn pages_are_reached_from_the_readme() {
     let index = |page: &Page| page.name.starts_with("docs/") && page.name.ends_with("/README.md");
     let pages = pages();
     let indices = pages.iter().filter(|page| page.name == "README.md" || index(page));
-    let beside = |page: &Page, target: String| match page.name.rsplit_once('/') {
+    let sibling = |page: &Page, target: String| match page.name.rsplit_once('/') {
         Some((folder, _)) => format!("{folder}/{target}"),
         None => target,
     };
     let linked: Vec<String> =
-        indices.flat_map(|page| links::of(page).into_iter().map(|link| beside(page, link.target))).collect();
+        indices.flat_map(|page| links::of(page).into_iter().map(|link| sibling(page, link.target))).collect();
     let lost = pages.iter().map(|page| page.name.clone()).filter(|name| name.starts_with("docs/"));
     none(&lost.filter(|name| !linked.contains(name)).collect::<Vec<_>>());
 }
@@ -188,7 +188,7 @@ fn messages_in_troubleshooting_are_those_of_the_sources() {
 /// Three pages once said how many rows there are, and gave three numbers.
 #[test]
 fn counts_of_rows_stand_in_one_place() {
-    let elsewhere = pages().into_iter().filter(|p| !["docs/status.md", "CHANGELOG.md"].contains(&&*p.name));
+    let other_pages = pages().into_iter().filter(|p| !["docs/status.md", "CHANGELOG.md"].contains(&&*p.name));
     let counted = |page: &Page| {
         let counts = page.prose.iter().filter(|(_, text)| {
             let words: Vec<&str> = text.split_whitespace().collect();
@@ -200,7 +200,7 @@ fn counts_of_rows_stand_in_one_place() {
         });
         counts.map(|(line, text)| format!("{}:{line}: {text}", page.name)).collect::<Vec<_>>()
     };
-    none(&elsewhere.flat_map(|page| counted(&page)).collect::<Vec<_>>());
+    none(&other_pages.flat_map(|page| counted(&page)).collect::<Vec<_>>());
 }
 
 mod what_is_wrong_is_seen {

@@ -53,8 +53,8 @@ impl Page {
     /// Anchors of this page, made as GitHub makes them.
     pub fn anchors(&self) -> Vec<String> {
         let slug = |heading: &String| -> String {
-            let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-            kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+            let letters = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+            letters.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
         };
         self.headings.iter().map(slug).collect()
     }

@@ -95,13 +95,13 @@ fn output(text: &str, folder: &Path) -> Result<String, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(program.to_owned()).chain(std::env::split_paths(&path)));
     // Into files: a pipe would have to be emptied while the deadline is watched.
-    let (said, complained) = (folder.join(".said"), folder.join(".complained"));
+    let (stdout, complained) = (folder.join(".said"), folder.join(".complained"));
     let to = |name: &Path| Stdio::from(File::create(name).expect("a file"));
     let mut command = Command::new("sh");
     command.args(["-c", text]).current_dir(folder).env("PATH", path.expect("a path")).env("COLUMNS", "120");
     let mut child = command
         .stdin(Stdio::null())
-        .stdout(to(&said))
+        .stdout(to(&stdout))
         .stderr(to(&complained))
         .spawn()
         .map_err(|e| e.to_string())?;
@@ -119,14 +119,14 @@ fn output(text: &str, folder: &Path) -> Result<String, String> {
     };
     let read = |name: &Path| std::fs::read_to_string(name).unwrap_or_default();
     if status.success() {
-        return Ok(read(&said));
+        return Ok(read(&stdout));
     }
     Err(format!("{status}: {}", read(&complained).trim()))
 }
 
 /// Returns the lines of the page that the command did not print. A line of `...` stands for any number of lines, `...` at a line's end for its rest.
-fn differs(shown: &[String], said: &str) -> Option<String> {
-    let said: Vec<&str> = said.lines().map(str::trim_end).collect();
+fn differs(shown: &[String], stdout: &str) -> Option<String> {
+    let stdout: Vec<&str> = stdout.lines().map(str::trim_end).collect();
     let mut at = 0;
     let mut free = false;
     for line in shown.iter().map(|line| line.trim_end()) {
@@ -138,10 +138,10 @@ fn differs(shown: &[String], said: &str) -> Option<String> {
             Some(start) => candidate.starts_with(start),
             None => *candidate == line,
         };
-        let rest = &said[at..];
-        let found =
+        let rest = &stdout[at..];
+        let matching =
             if free { rest.iter().position(same) } else { rest.first().filter(|c| same(c)).map(|_| 0) };
-        let Some(skipped) = found else {
+        let Some(skipped) = matching else {
             return Some(format!(
                 "the page shows: {line}\n    it prints:      {}",
                 rest.first().unwrap_or(&"nothing")
@@ -150,5 +150,5 @@ fn differs(shown: &[String], said: &str) -> Option<String> {
         at += skipped + 1;
         free = false;
     }
-    (!free && at < said.len()).then(|| format!("it prints more than the page shows: {}", said[at]))
+    (!free && at < stdout.len()).then(|| format!("it prints more than the page shows: {}", stdout[at]))
 }

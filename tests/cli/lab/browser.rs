@@ -19,9 +19,9 @@ pub(crate) struct Seen {
 /// Returns the name of an installed browser.
 pub(crate) fn find() -> Option<&'static str> {
     let runs = |name: &&&str| {
-        let asked =
+        let answered =
             Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status_in_time();
-        asked.is_ok_and(|status| status.success())
+        answered.is_ok_and(|status| status.success())
     };
     NAMES.iter().find(runs).copied()
 }

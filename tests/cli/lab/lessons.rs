@@ -24,17 +24,17 @@ fn check(lesson: u8, answers: &[String]) -> Output {
 fn each_lesson_page_matches_its_questions() {
     let index = page("README.md");
     for lesson in 1..=10 {
-        let told = data(&format!("check {lesson} --tell"));
-        let name = told["page"].as_str().expect("a page");
+        let solution = data(&format!("check {lesson} --tell"));
+        let name = solution["page"].as_str().expect("a page");
         assert!(name.starts_with(&format!("{lesson:02}-")) && index.contains(name), "{name} is in the index");
         let text = page(name).split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(text.contains(told["title"].as_str().expect("a title")), "{name}");
+        assert!(text.contains(solution["title"].as_str().expect("a title")), "{name}");
         assert!(text.contains(&format!("roxie lab check {lesson}")), "{name}");
-        let questions = told["questions"].as_array().expect("questions");
+        let questions = solution["questions"].as_array().expect("questions");
         let mut answers = Vec::new();
         for question in questions {
-            let asked = question["question"].as_str().expect("a question");
-            assert!(text.contains(asked), "{name} does not ask: {asked}");
+            let question_text = question["question"].as_str().expect("a question");
+            assert!(text.contains(question_text), "{name} does not ask: {question_text}");
             answers.push(match &question["answer"] {
                 Value::String(word) => word.clone(),
                 number => number.to_string(),
@@ -49,12 +49,12 @@ fn each_lesson_page_matches_its_questions() {
             other[wrong] =
                 other[wrong].parse::<f64>().map_or("nobody".into(), |n| (2.0 * n + 1.0).to_string());
             let judged = check(lesson, &other);
-            let said = String::from_utf8_lossy(&judged.stdout);
-            assert_eq!(judged.status.code(), Some(1), "{name}: {other:?}: {said}");
+            let message = String::from_utf8_lossy(&judged.stdout);
+            assert_eq!(judged.status.code(), Some(1), "{name}: {other:?}: {message}");
             assert_eq!(
-                (said.matches(": right").count(), said.matches("not right").count()),
+                (message.matches(": right").count(), message.matches("not right").count()),
                 (2, 1),
-                "{said}"
+                "{message}"
             );
         }
     }
@@ -62,9 +62,9 @@ fn each_lesson_page_matches_its_questions() {
 
 #[test]
 fn check_prints_questions_and_refuses_wrong_usage() {
-    let asked = data("check 3");
-    assert_eq!(asked["questions"].as_array().map(Vec::len), Some(3));
-    assert!(asked["questions"][0].get("answer").is_none());
+    let question_text = data("check 3");
+    assert_eq!(question_text["questions"].as_array().map(Vec::len), Some(3));
+    assert!(question_text["questions"][0].get("answer").is_none());
     refused("check 11", 2, &["1..=10"]);
     refused("check 3 7 10", 2, &["three questions, and 2 answers"]);
 }

@@ -58,10 +58,10 @@ fn run_of<'a>(report: &'a Value, values: &[&str]) -> &'a Value {
 #[track_caller]
 fn refused(arguments: &str, code: i32, parts: &[&str]) {
     let output = lab(arguments);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{arguments}: {said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments}: {output_text}");
     for part in parts {
-        assert!(said.contains(part), "{arguments}: no {part:?} in {said}");
+        assert!(output_text.contains(part), "{arguments}: no {part:?} in {output_text}");
     }
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(!output_text.contains("panicked"), "{output_text}");
 }

@@ -37,8 +37,9 @@ fn index_links_labs_and_form_runs_them() {
         .expect("roxie runs");
     let stderr = child.stderr.take().expect("piped");
     let _server = Server(child);
-    let said = BufReader::new(stderr).lines().next().expect("a line").expect("text");
-    let address = said.split("http://").nth(1).expect("where it listens").trim_end_matches('/').to_owned();
+    let output_text = BufReader::new(stderr).lines().next().expect("a line").expect("text");
+    let address =
+        output_text.split("http://").nth(1).expect("where it listens").trim_end_matches('/').to_owned();
     let index = get(&address, "/");
     for about in data("list")["labs"].as_array().expect("a list") {
         let link = format!("href=\"/{}\"", about["name"].as_str().expect("a name"));

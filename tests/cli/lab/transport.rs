@@ -58,9 +58,9 @@ fn fields_agree_with_the_parser() {
         ("PCP", "4"),
     ] {
         let fields = report["runs"][0]["blocks"][1]["fields"].as_array().expect("fields").iter();
-        let said: Vec<_> =
+        let rows: Vec<_> =
             fields.filter(|field| field["name"] == name).map(|field| &field["value"]).collect();
-        assert_eq!(said, [value], "{name}");
+        assert_eq!(rows, [value], "{name}");
     }
 }
 
@@ -173,17 +173,17 @@ fn selective_repeat_sends_one_packet_for_each_loss() {
 
 #[test]
 fn work_request_stages_are_in_order() {
-    let near = data("doorbell");
-    for run in near["runs"].as_array().expect("runs") {
+    let local = data("doorbell");
+    for run in local["runs"].as_array().expect("runs") {
         let spans = run["blocks"][0]["spans"].as_array().expect("spans");
         assert_eq!(spans.len(), 9, "{spans:#?}");
         let from: Vec<f64> = spans.iter().filter_map(|span| span["from"].as_f64()).collect();
         assert!(from.is_sorted(), "{from:?}");
         assert_eq!(spans[8]["to"].as_f64(), Some(fact(run, "completed_us")));
     }
-    let far = data("doorbell --metres 10000");
+    let remote = data("doorbell --metres 10000");
     // Four cables of 10 km take 200 us.
-    let more = fact(&far["runs"][0], "completed_us") - fact(&near["runs"][0], "completed_us");
+    let more = fact(&remote["runs"][0], "completed_us") - fact(&local["runs"][0], "completed_us");
     assert!((199.5..=200.5).contains(&more), "{more} us");
     assert_eq!(fact(&data("doorbell --operation write --bytes 65536")["runs"][0], "packets_there"), 64.0);
 }
@@ -224,8 +224,8 @@ fn read_resumes_at_the_lost_response() {
     let of = |lost: &str, name: &str| fact(run_of(&report, &[lost]), name);
     for lost in 1..=6 {
         let name = lost.to_string();
-        let kept = 1024.0 * f64::from(lost - 1);
-        assert_eq!((of(&name, "old_bytes"), of(&name, "new_bytes")), (kept, 6144.0 - kept), "{lost}");
+        let rate = 1024.0 * f64::from(lost - 1);
+        assert_eq!((of(&name, "old_bytes"), of(&name, "new_bytes")), (rate, 6144.0 - rate), "{lost}");
         assert_eq!(of(&name, "responses_sent"), 6.0 + f64::from(7 - lost));
         assert_eq!(of(&name, "timeouts"), f64::from(u8::from(lost == 6)));
     }

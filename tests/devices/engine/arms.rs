@@ -81,7 +81,7 @@ fn worker(meanwhile: bool) -> (Worker, Doorbells) {
         has_trains: false,
     };
     let port = Box::new(Rings { info, bells: bells.clone(), meanwhile });
-    let ((_commands, requests), (events, _heard)) = (bounded(1), bounded(1));
+    let ((_commands, requests), (events, _events)) = (bounded(1), bounded(1));
     (Worker::new(Nic::new(config), port, bells.clone(), requests, events), bells)
 }
 
@@ -104,9 +104,9 @@ fn bell_wakes_only_a_sleeping_worker() {
     assert!(sleeper.prepare_sleep() && !is_woken(&bells));
     bells.ring(QpIndex(3));
     assert!(is_woken(&bells));
-    let (mut kept_up, bells) = worker(false);
+    let (mut awake, bells) = worker(false);
     bells.ring(QpIndex(3));
-    assert!(!kept_up.prepare_sleep());
+    assert!(!awake.prepare_sleep());
     bells.ring(QpIndex(70));
     assert!(!is_woken(&bells));
     let (mut up_again, bells) = worker(false);

@@ -31,14 +31,14 @@ fn holder_of_the_worker_sends_new_posts() {
         port
     };
     let only = DeviceConfig::caller_only();
-    let (near, far) = bent_pair(4200, bend, &only, &only);
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (local, remote) = bent_pair(4200, bend, &only, &only);
+    let (a, b) = joined(&local, &remote, 8, &patient());
     b.receive(1);
     let a = Arc::new(a);
     let poster = Arc::clone(&a);
     let post = move || thread::spawn(move || poster.send(8)).join().expect("it finds the worker taken");
     *link.expect("the port was bent").meanwhile.lock().unwrap() = Some(Box::new(post));
-    near.follow_link(&LinkChange::Addresses(bent::addresses(1).into())).expect("nothing changes");
+    local.follow_link(&LinkChange::Addresses(bent::addresses(1).into())).expect("nothing changes");
     until("the message", || b.cq.poll_one());
 }
 
@@ -58,15 +58,15 @@ fn link_error_is_reported_once() {
     assert!(engine.take_link_error().is_none());
 }
 
-fn far_end_of(near: &Device, far: &Device) -> (End, End) {
+fn remote_end_of(near: &Device, far: &Device) -> (End, End) {
     joined(near, far, 25_600, &roxie::host::ConnectOptions { timeout: 20, ..with_mtu(Mtu::Mtu256) })
 }
 
 /// The process ends with more posted than one pass sends: all of it is sent.
 #[test]
 fn process_end_sends_all_posted_requests() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let ends = [far_end_of(&near, &far), far_end_of(&near, &far)];
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let ends = [remote_end_of(&local, &remote), remote_end_of(&local, &remote)];
     for (_, b) in &ends {
         (0..3).for_each(|id| b.receive(id));
     }
@@ -74,7 +74,7 @@ fn process_end_sends_all_posted_requests() {
     for length in [8, 8, 25_600] {
         ends.iter().for_each(|(a, _)| a.send(length));
     }
-    near.send_last(Duration::from_secs(10));
+    local.send_last(Duration::from_secs(10));
     for (_, b) in &ends {
         for id in 0..3 {
             let (wc, _) = until("a message", || b.cq.poll_one());
@@ -140,7 +140,7 @@ impl Bare {
         peer.receives.post(1, &[]).expect("room");
         let wr = SendWr { flags: SendFlags::SIGNALED, ..SendWr::default() };
         self.sends.post(&wr, Payload::Sges(&[])).expect("room");
-        engine.posted(self.qp.index, 1, 0);
+        engine.ring_doorbell(self.qp.index, 1, 0);
     }
 
     /// Waits until the message is acknowledged.
@@ -160,21 +160,21 @@ fn engine_end_sends_owed_acknowledgements() {
     let (a, b) = memory::pair(end(1), end(2));
     let engine =
         |port| Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
-    let (near_engine, far_engine) = (engine(a), engine(b));
-    let [near_call, far_call] = [&near_engine, &far_engine]
+    let (local_engine, remote_engine) = (engine(a), engine(b));
+    let [local_call, remote_call] = [&local_engine, &remote_engine]
         .map(|engine| |command: Command| engine.call(command).expect("carried out"));
-    let (near, far) = (Bare::new(near_call), Bare::new(far_call));
-    near.connect((1, 2), &far, near_call);
-    far.connect((2, 1), &near, far_call);
-    near.send_to(&near_engine, &far);
+    let (local, remote) = (Bare::new(local_call), Bare::new(remote_call));
+    local.connect((1, 2), &remote, local_call);
+    remote.connect((2, 1), &local, remote_call);
+    local.send_to(&local_engine, &remote);
     until("the message", || {
-        far_engine.caller_pass();
-        far.cq.poll()
+        remote_engine.caller_pass();
+        remote.cq.poll()
     });
-    near_engine.caller_pass();
-    assert_eq!(near.cq.poll(), None, "not acknowledged yet");
-    drop(far_engine);
-    near.finish(&near_engine);
+    local_engine.caller_pass();
+    assert_eq!(local.cq.poll(), None, "not acknowledged yet");
+    drop(remote_engine);
+    local.finish(&local_engine);
 }
 
 /// A command that destroys a QP arrives after the QP's last message and before its acknowledgement has left.
@@ -182,7 +182,7 @@ fn engine_end_sends_owed_acknowledgements() {
 fn command_does_not_overtake_owed_acknowledgement() {
     let (a, b) = memory::pair(end(1), end(2));
     let engine = Engine::start(NicConfig::default(), Box::new(a), Drive::CallerOnly).expect("an engine");
-    let near_call = |command: Command| engine.call(command).expect("carried out");
+    let local_call = |command: Command| engine.call(command).expect("carried out");
     let (requests, received) = crossbeam_channel::bounded(8);
     let (events, _events) = crossbeam_channel::bounded(8);
     let config = NicConfig::default();
@@ -194,21 +194,21 @@ fn command_does_not_overtake_owed_acknowledgement() {
         let command = command.prepare().expect("memory");
         requests.send(Request::Command { command, answer: answer.clone() }).expect("room");
     };
-    let mut far_call = |command: Command| {
+    let mut remote_call = |command: Command| {
         request(command);
         worker.poll(Nanos(1));
         answered.recv().expect("an answer").result.expect("carried out")
     };
-    let (near, far) = (Bare::new(near_call), Bare::new(&mut far_call));
-    near.connect((1, 2), &far, near_call);
-    far.connect((2, 1), &near, far_call);
-    near.send_to(&engine, &far);
+    let (local, remote) = (Bare::new(local_call), Bare::new(&mut remote_call));
+    local.connect((1, 2), &remote, local_call);
+    remote.connect((2, 1), &local, remote_call);
+    local.send_to(&engine, &remote);
     worker.take_in(Nanos(2));
-    assert_eq!(far.cq.poll().map(|wc| wc.status), Some(WcStatus::Success));
+    assert_eq!(remote.cq.poll().map(|wc| wc.status), Some(WcStatus::Success));
     engine.caller_pass();
-    assert_eq!(near.cq.poll(), None, "not acknowledged yet");
-    request(Command::DestroyQp(far.qp.index));
+    assert_eq!(local.cq.poll(), None, "not acknowledged yet");
+    request(Command::DestroyQp(remote.qp.index));
     worker.take_in(Nanos(3));
     assert!(answered.recv().expect("an answer").result.is_ok());
-    near.finish(&engine);
+    local.finish(&engine);
 }

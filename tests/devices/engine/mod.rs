@@ -117,24 +117,24 @@ fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> (T, Duration) {
 /// A receiver that destroys its QP right after its message has still acknowledged it.
 #[test]
 fn departing_receiver_acknowledges_last_message() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &ConnectOptions::default());
     b.receive(1);
     a.send(8);
     while b.cq.poll_one().is_none() {
-        near.poll();
+        local.poll();
     }
     drop(b);
     let sent = a.cq.wait(Duration::from_secs(5)).expect("the send completes");
     assert_eq!(sent.status, WcStatus::Success);
-    assert_eq!(near.counter("retransmitted_packets"), 0);
+    assert_eq!(local.counter("retransmitted_packets"), 0);
 }
 
 /// A reply is sent at the post, without a later poll; no other thread runs the device here.
 #[test]
 fn reply_is_sent_when_posted() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &patient());
     a.receive(1);
     b.receive(2);
     a.send(8);
@@ -151,8 +151,8 @@ fn reply_is_sent_when_posted() {
 /// A request is sent at the post, without a later poll.
 #[test]
 fn request_is_sent_when_posted() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &patient());
     b.receive(1);
     a.send(8);
     until("the request", || b.cq.poll_one());
@@ -161,8 +161,8 @@ fn request_is_sent_when_posted() {
 /// A received acknowledgement does not count as received data: the next request's acknowledgement still waits for the reply.
 #[test]
 fn received_ack_does_not_hurry_the_next() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &patient());
     a.receive(1);
     a.receive(2);
     b.receive(3);
@@ -174,16 +174,16 @@ fn received_ack_does_not_hurry_the_next() {
     assert_eq!(b.cq.poll_one().map(|wc| wc.opcode), Some(WcOpcode::Recv));
     assert_eq!(a.cq.poll_one(), None, "acknowledged before its answer was posted");
     b.send(8);
-    let came: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.opcode).collect();
-    assert_eq!(came, [WcOpcode::Recv, WcOpcode::Send], "the answer goes first");
+    let completed: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.opcode).collect();
+    assert_eq!(completed, [WcOpcode::Recv, WcOpcode::Send], "the answer goes first");
 }
 
 /// Acknowledgements wait for the application's reply. A READ that waited for a response to another, and a READ response, do
 /// not: the pass that unblocks them sends them.
 #[test]
 fn unblocked_read_is_sent_in_same_pass() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 64, &ConnectOptions { max_rd_atomic: 1, ..patient() });
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 64, &ConnectOptions { max_rd_atomic: 1, ..patient() });
     let read = SendWr {
         opcode: WrOpcode::Read,
         remote_addr: b.memory.sge(0, 8).addr,
@@ -206,8 +206,8 @@ fn unblocked_read_is_sent_in_same_pass() {
 /// A process that ends has acknowledged what it received, although its device is not dropped.
 #[test]
 fn process_end_sends_owed_acknowledgements() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &patient());
     b.receive(1);
     a.send(8);
     until("the message", || {
@@ -215,15 +215,15 @@ fn process_end_sends_owed_acknowledgements() {
         b.cq.poll_one()
     });
     assert_eq!(a.cq.poll_one(), None, "not acknowledged yet");
-    far.send_last(Duration::from_secs(10));
+    remote.send_last(Duration::from_secs(10));
     until("the acknowledgement", || a.cq.poll_one());
 }
 
 /// A QP that is destroyed right after a post has sent the request.
 #[test]
 fn destroying_a_qp_sends_posted_requests() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &patient());
     b.receive(1);
     a.send(8);
     drop(a);
@@ -236,7 +236,7 @@ fn destroying_a_qp_sends_posted_requests() {
 fn replacement_port_learns_what_is_wanted() {
     let (first, second) = (memory::pair(end(1), end(2)), memory::pair(end(1), end(2)));
     let [first, second] = [first, second].map(|(port, _)| Bent::new(port));
-    let (asked_first, asked_second) = (first.link(), second.link());
+    let (of_first, of_second) = (first.link(), second.link());
     let engine = Engine::start(NicConfig::default(), Box::new(first), Drive::CallerOnly).expect("an engine");
     let by_delay = CongestionConfig { control: "swift".parse().expect("settings"), ..Default::default() };
     let call = |command: Command| engine.call(command).expect("carried out");
@@ -254,18 +254,18 @@ fn replacement_port_learns_what_is_wanted() {
         sends: SendRing::new(1, 0, 0).expect("memory"),
         receives: ReceiveSource::Own(RecvRing::new(1, 0).expect("memory")),
     };
-    assert_eq!(asked_first.expected.load(Relaxed), 0);
+    assert_eq!(of_first.expected.load(Relaxed), 0);
     let Answer::Qp(qp) = call(create.into()) else { panic!("no QP") };
     let window = NicConfig::default().limits.window as usize;
-    assert_eq!(asked_first.expected.load(Relaxed), window);
-    assert_eq!(asked_first.stamps.load(Relaxed), 0);
+    assert_eq!(of_first.expected.load(Relaxed), window);
+    assert_eq!(of_first.stamps.load(Relaxed), 0);
     call(Command::SetCongestion(Box::new(by_delay)));
-    assert_eq!(asked_first.stamps.load(Relaxed), 1);
+    assert_eq!(of_first.stamps.load(Relaxed), 1);
     engine.set_port(Box::new(second)).expect("nothing was carried yet");
-    assert_eq!((asked_first.stamps.load(Relaxed), asked_second.stamps.load(Relaxed)), (1, 1));
-    assert_eq!(asked_second.expected.load(Relaxed), window);
+    assert_eq!((of_first.stamps.load(Relaxed), of_second.stamps.load(Relaxed)), (1, 1));
+    assert_eq!(of_second.expected.load(Relaxed), window);
     call(Command::DestroyQp(qp.index));
-    assert_eq!(asked_second.expected.load(Relaxed), 0);
+    assert_eq!(of_second.expected.load(Relaxed), 0);
 }
 
 /// Settings that the port refuses fail each command that requests them; all else continues.
@@ -291,34 +291,34 @@ fn refused_setting_fails_only_its_command() {
 #[test]
 fn counters_are_readable_while_a_thread_spins() {
     let config = driven(Drive::Thread { core: None, spin: Nanos::MAX });
-    let (near, _far) = Device::memory_pair(&config).expect("a pair");
+    let (local, _remote) = Device::memory_pair(&config).expect("a pair");
     for _ in 0..100 {
-        assert_eq!(near.counter("rcvd_pkts"), 0);
+        assert_eq!(local.counter("rcvd_pkts"), 0);
     }
 }
 
 #[test]
 fn lowered_mtu_fails_only_oversized_qps() {
     for drive in [Drive::CallerOnly, Drive::Thread { core: None, spin: Nanos::from_micros(10) }] {
-        let (near, far) = Device::memory_pair(&driven(drive)).expect("a pair");
-        let (large, _large_peer) = joined(&near, &far, 1 << 20, &with_mtu(Mtu::Mtu4096));
-        let (small, small_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu1024));
+        let (local, remote) = Device::memory_pair(&driven(drive)).expect("a pair");
+        let (large, _large_peer) = joined(&local, &remote, 1 << 20, &with_mtu(Mtu::Mtu4096));
+        let (small, small_peer) = joined(&local, &remote, 4096, &with_mtu(Mtu::Mtu1024));
         // The peer does not receive it, so it is outstanding when the MTU changes.
         large.send(1 << 20);
-        near.poll();
-        near.follow_link(&LinkChange::Mtu(1500)).expect("a memory port follows");
+        local.poll();
+        local.follow_link(&LinkChange::Mtu(1500)).expect("a memory port follows");
 
         let (failed, _) = until("the completion", || large.cq.poll_one());
         assert_eq!(failed.status, WcStatus::WrFlush);
         assert_eq!(large.qp.query().expect("a status").state, QpState::Err);
         let fatal = AsyncEvent::Qp(large.qp.index(), EventKind::QpFatal);
         assert_eq!(large.events(), [fatal], "said once, of this QP alone");
-        assert_eq!((near.port().mtu, near.largest_mtu()), (1500, Mtu::Mtu1024));
+        assert_eq!((local.port().mtu, local.largest_mtu()), (1500, Mtu::Mtu1024));
 
         small_peer.receive(1);
         small.send(4096);
         let (received, _) = until("the small one goes on", || {
-            near.poll();
+            local.poll();
             small_peer.cq.poll_one()
         });
         assert_eq!((received.status, received.byte_len), (WcStatus::Success, 4096));
@@ -335,15 +335,15 @@ fn unsendable_packet_fails_only_its_qp() {
         shrunk = Some(port.shrinks());
         port
     };
-    let (near, far) = bent_pair(4200, bend, &config, &config);
-    let (large, _large_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu1024));
-    let (small, small_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu512));
+    let (local, remote) = bent_pair(4200, bend, &config, &config);
+    let (large, _large_peer) = joined(&local, &remote, 4096, &with_mtu(Mtu::Mtu1024));
+    let (small, small_peer) = joined(&local, &remote, 4096, &with_mtu(Mtu::Mtu512));
     shrunk.expect("the port was bent").store(true, Relaxed);
     large.send(4096);
     small_peer.receive(1);
     small.send(4096);
     let (received, _) = until("the other QP", || {
-        near.poll();
+        local.poll();
         small_peer.cq.poll_one()
     });
     assert_eq!(received.status, WcStatus::Success);
@@ -355,11 +355,11 @@ fn unsendable_packet_fails_only_its_qp() {
 fn raised_mtu_is_used_by_loopback_qps() {
     const LENGTH: usize = 256 << 10;
     let config = DeviceConfig::caller_only();
-    let (near, _far) = bent_pair(1500, |port| LoopbackPort::new(port, 512), &config, &config);
-    assert_eq!(near.largest_mtu(), Mtu::Mtu1024);
-    near.follow_link(&LinkChange::Mtu(9000)).expect("a memory port follows");
-    assert_eq!((near.port().mtu, near.largest_mtu()), (9000, Mtu::Mtu4096));
-    let (a, b) = joined(&near, &near, LENGTH, &with_mtu(Mtu::Mtu4096));
+    let (local, _remote) = bent_pair(1500, |port| LoopbackPort::new(port, 512), &config, &config);
+    assert_eq!(local.largest_mtu(), Mtu::Mtu1024);
+    local.follow_link(&LinkChange::Mtu(9000)).expect("a memory port follows");
+    assert_eq!((local.port().mtu, local.largest_mtu()), (9000, Mtu::Mtu4096));
+    let (a, b) = joined(&local, &local, LENGTH, &with_mtu(Mtu::Mtu4096));
     let pattern: Vec<u8> = (0..LENGTH).map(|i| (i * 31 + i / 4096) as u8).collect();
     a.memory.write_at(0, &pattern).expect("it fits");
     b.receive(1);
@@ -367,7 +367,7 @@ fn raised_mtu_is_used_by_loopback_qps() {
     let (received, _) = until("the message", || b.cq.poll_one());
     assert_eq!((received.status, received.byte_len as usize), (WcStatus::Success, LENGTH));
     assert!(b.memory.to_vec(0, LENGTH).expect("it fits") == pattern, "no frame overwrites another");
-    assert_eq!(near.counter("retransmitted_packets"), 0);
+    assert_eq!(local.counter("retransmitted_packets"), 0);
 }
 
 /// Asserts what must hold after a pass has panicked, on whichever thread.
@@ -400,10 +400,10 @@ fn doomed(drive: Drive) -> (End, CompletionChannel, (CompletionQueue, End)) {
         fuse = Some(port.fuse());
         port
     };
-    let (near, far) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
-    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    let (local, remote) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
+    let (a, b) = joined(&local, &remote, 8, &ConnectOptions::default());
     let channel = CompletionChannel::new().expect("an eventfd");
-    let armed = near.create_cq(8, Some(&channel)).expect("a queue");
+    let armed = local.create_cq(8, Some(&channel)).expect("a queue");
     armed.arm(Armed::Next);
     fuse.expect("the port was bent").store(true, Relaxed);
     (a, channel, (armed, b))
@@ -450,17 +450,17 @@ const IT_SLEEPS: Duration = Duration::from_millis(25);
 #[test]
 fn sleeping_thread_sends_the_callers_acknowledgement() {
     in_time(|| {
-        let (near, far) = asleep();
-        let (a, b) = joined(&near, &far, 8, &patient());
+        let (local, remote) = asleep();
+        let (a, b) = joined(&local, &remote, 8, &patient());
         a.receive(1);
         b.send(8);
         std::thread::sleep(IT_SLEEPS);
-        far.poll();
+        remote.poll();
         until("the message", || a.cq.poll_one());
         // The caller stops polling after its message; the acknowledgement is owed.
         let (sent, took) = until("the acknowledgement", || b.cq.poll_one());
         assert_eq!(sent.status, WcStatus::Success);
-        assert_eq!(far.counter("retransmitted_packets"), 0);
+        assert_eq!(remote.counter("retransmitted_packets"), 0);
         took
     });
 }
@@ -468,20 +468,20 @@ fn sleeping_thread_sends_the_callers_acknowledgement() {
 #[test]
 fn callers_timer_wakes_the_sleeping_thread() {
     in_time(|| {
-        let (near, far) = asleep();
+        let (local, remote) = asleep();
         // Without an ACK timeout, the thread has no deadline of its own. The peer's RNR timer is 0.64 ms.
         let options = ConnectOptions { timeout: 0, min_rnr_timer: 12, ..ConnectOptions::default() };
-        let (a, b) = joined(&near, &far, 8, &options);
+        let (a, b) = joined(&local, &remote, 8, &options);
         a.send(8);
-        near.poll();
+        local.poll();
         std::thread::sleep(IT_SLEEPS);
         // Receives the message, then answers.
-        far.poll();
-        far.poll();
+        remote.poll();
+        remote.poll();
         // The caller receives the RNR NAK and stops polling.
         until("the NAK", || {
-            near.poll();
-            (near.counter("rcvd_pkts") > 0).then_some(())
+            local.poll();
+            (local.counter("rcvd_pkts") > 0).then_some(())
         });
         b.receive(1);
         let (received, took) = until("the message again", || b.cq.poll_one());
@@ -499,9 +499,9 @@ fn down_link_costs_no_processor_time() {
         link = Some(port.link());
         port
     };
-    let (near, far) = bent_pair(4200, bend, &DeviceConfig::default(), &DeviceConfig::caller_only());
+    let (local, remote) = bent_pair(4200, bend, &DeviceConfig::default(), &DeviceConfig::caller_only());
     let link = link.expect("the port was bent");
-    let (a, b) = joined(&near, &far, 8, &patient());
+    let (a, b) = joined(&local, &remote, 8, &patient());
     b.receive(1);
     link.is_down.store(true, Relaxed);
     a.send(8);
@@ -522,19 +522,19 @@ fn down_link_costs_no_processor_time() {
 #[test]
 fn device_drop_interrupts_its_thread() {
     let config = driven(Drive::Caller);
-    let (near, far) = Device::memory_pair(&config).expect("a pair");
-    near.poll();
+    let (local, remote) = Device::memory_pair(&config).expect("a pair");
+    local.poll();
     std::thread::sleep(Duration::from_millis(10));
     let start = Instant::now();
-    drop((near, far));
+    drop((local, remote));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]
 fn unpinnable_thread_still_works() {
-    let (near, far) =
+    let (local, remote) =
         Device::memory_pair(&driven(Drive::Thread { core: Some(1000), spin: Nanos::ZERO })).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    let (a, b) = joined(&local, &remote, 8, &ConnectOptions::default());
     b.receive(1);
     a.send(8);
     assert_eq!(b.cq.wait(Duration::from_secs(5)).expect("the message").status, WcStatus::Success);
@@ -542,8 +542,8 @@ fn unpinnable_thread_still_works() {
 
 #[test]
 fn unlimited_wait_ends_with_a_completion() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
-    let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+    let (a, b) = joined(&local, &remote, 8, &ConnectOptions::default());
     b.receive(7);
     a.send(8);
     assert_eq!(b.cq.wait(Duration::MAX).expect("the message").wr_id, 7);
@@ -551,8 +551,8 @@ fn unlimited_wait_ends_with_a_completion() {
 
 #[test]
 fn oversized_registration_is_an_error() {
-    let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let pd = near.alloc_pd().expect("a domain");
+    let (local, _remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let pd = local.alloc_pd().expect("a domain");
     let error = pd.register(usize::MAX >> 2, Access::LOCAL_WRITE).expect_err("too much").to_string();
     assert!(error.contains("memory for a region") && error.contains("4611686018427387903 bytes"), "{error}");
 }
@@ -561,8 +561,8 @@ fn oversized_registration_is_an_error() {
 #[test]
 fn concurrent_copies_do_not_mix() {
     const LENGTH: usize = 64 << 10;
-    let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
-    let pd = near.alloc_pd().expect("a domain");
+    let (local, _remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
+    let pd = local.alloc_pd().expect("a domain");
     let region = pd.register(LENGTH, Access::LOCAL_WRITE).expect("memory");
     std::thread::scope(|scope| {
         for byte in [1, 2] {

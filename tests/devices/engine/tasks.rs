@@ -59,9 +59,9 @@ fn connected(near: &Device, far: &Device) -> (End, End) {
 
 #[test]
 fn waiting_task_receives_a_later_completion() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
     block_on(async {
-        let (a, b) = connected(&near, &far);
+        let (a, b) = connected(&local, &remote);
         for round in 0..100 {
             b.post_receive();
             assert!(is_pending(b.cq.next()).await, "round {round}: nothing was sent");
@@ -90,11 +90,11 @@ fn fails_under_waiting_tasks(drive: Drive) {
         fuse = Some(port.fuse());
         port
     };
-    let (near, _far) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
+    let (local, _remote) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
     block_on(async {
-        let cq = near.create_async_cq(8).expect("a queue");
-        let manager = ConnectionManager::start(&near).expect("QP1");
-        let address = SocketAddr::new(near.gid(0).expect("a GID").to_ip(), 7174);
+        let cq = local.create_async_cq(8).expect("a queue");
+        let manager = ConnectionManager::start(&local).expect("QP1");
+        let address = SocketAddr::new(local.gid(0).expect("a GID").to_ip(), 7174);
         let listener = manager.listen(address, 8).expect("a port");
         let (mut completion, mut request) = (pin!(cq.next()), pin!(listener.next()));
         let mut another = pin!(listener.next());
@@ -102,7 +102,7 @@ fn fails_under_waiting_tasks(drive: Drive) {
         assert!(is_pending(another.as_mut()).await);
         fuse.expect("the port was bent").store(true, Relaxed);
         let (completion, request, another) = tokio::join!(completion, request, another);
-        assert!(near.has_failed());
+        assert!(local.has_failed());
         completion.expect_err("no more completions");
         request.expect_err("no more requests");
         another.expect_err("no more requests");
@@ -115,13 +115,13 @@ fn fails_under_waiting_tasks(drive: Drive) {
 
 #[test]
 fn end_of_a_connection_wakes_its_task() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
     block_on(async {
         let (client, server) =
-            (ConnectionManager::start(&near).expect("QP1"), ConnectionManager::start(&far).expect("QP1"));
-        let address = SocketAddr::new(far.gid(0).expect("a GID").to_ip(), 7174);
+            (ConnectionManager::start(&local).expect("QP1"), ConnectionManager::start(&remote).expect("QP1"));
+        let address = SocketAddr::new(remote.gid(0).expect("a GID").to_ip(), 7174);
         let listener = server.listen(address, 8).expect("a port");
-        let (a, b) = (End::new(&near), End::new(&far));
+        let (a, b) = (End::new(&local), End::new(&remote));
         let accept = async {
             let request = listener.next().await.expect("a device");
             request.accept_async(b.qp, &Default::default()).await.expect("a connection")

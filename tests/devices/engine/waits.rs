@@ -24,12 +24,12 @@ struct Waiter {
 
 impl Waiter {
     fn new() -> Waiter {
-        let (device, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+        let (device, remote) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
         let channel = CompletionChannel::counting().expect("descriptors");
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, Some(&channel)).expect("a queue");
         let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
-        let peer = End::new(&far, 8);
+        let peer = End::new(&remote, 8);
         let (here, there) = (qp.endpoint(0).expect("a GID"), peer.qp.endpoint(0).expect("a GID"));
         let options: ConnectOptions = patient();
         qp.connect(&here, &there, &options).expect("connected");
@@ -45,12 +45,12 @@ impl Waiter {
     }
 
     /// The peer sends an empty message.
-    fn told(&self) {
+    fn send_empty(&self) {
         self.peer.qp.post_send(&SendWr::default(), &[]).expect("room");
         self.peer.cq.poll_one();
     }
 
-    fn arm_and_look(&self) {
+    fn arm_and_check(&self) {
         self.cq.arm(Armed::Next);
         assert_eq!(self.cq.poll(&mut [Wc::default(); 8]), 0, "nothing is there yet");
     }
@@ -72,8 +72,8 @@ const SOON: Duration = Duration::from_secs(10);
 fn blocking_descriptor_delivers_the_event() {
     let waiter = Waiter::new();
     for _ in 0..100 {
-        waiter.arm_and_look();
-        waiter.told();
+        waiter.arm_and_check();
+        waiter.send_empty();
         assert!(is_readable(waiter.channel.as_fd(), SOON));
         assert!(is_readable(waiter.channel.events(), Duration::ZERO), "it tells the truth");
         assert!(take(&waiter.channel) && waiter.cq.take_event());
@@ -93,7 +93,7 @@ fn nonblocking_channel_is_readable_only_with_an_event() {
     let waiter = Waiter::new();
     waiter.does_not_block();
     for _ in 0..100 {
-        waiter.arm_and_look();
+        waiter.arm_and_check();
         for _ in 0..4 {
             waiter
                 .peer
@@ -134,8 +134,8 @@ fn wait_inside(waiter: &Waiter) {
 fn blocking_call_runs_the_device() {
     let waiter = Waiter::new();
     for _ in 0..100 {
-        waiter.arm_and_look();
-        waiter.told();
+        waiter.arm_and_check();
+        waiter.send_empty();
         wait_inside(&waiter);
         assert!(waiter.cq.take_event());
         waiter.takes_one();
@@ -146,12 +146,12 @@ fn blocking_call_runs_the_device() {
 #[test]
 fn cancelled_waiter_does_not_block_others() {
     let waiter = Waiter::new();
-    waiter.arm_and_look();
+    waiter.arm_and_check();
     let Wait::Watch { on, .. } = waiter.channel.begin_wait(&waiter.device) else {
         panic!("no other thread waits")
     };
     assert!(on.fds().iter().all(|fd| *fd != waiter.channel.events().as_raw_fd()));
-    waiter.told();
+    waiter.send_empty();
     assert!(is_readable(waiter.channel.events(), SOON));
     assert!(take(&waiter.channel) && waiter.cq.take_event());
 }
@@ -161,12 +161,12 @@ fn cancelled_waiter_does_not_block_others() {
 fn many_waiting_threads_get_their_events() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 50;
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
     std::thread::scope(|scope| {
         for number in 0..THREADS {
-            let (near, far) = (&near, &far);
+            let (local, remote) = (&local, &remote);
             scope.spawn(move || {
-                let ends = [near, far].map(|device| {
+                let ends = [local, remote].map(|device| {
                     let channel = CompletionChannel::counting().expect("descriptors");
                     if number % 2 == 0 {
                         fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");

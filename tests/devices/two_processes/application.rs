@@ -93,7 +93,7 @@ impl Bell {
     }
 
     /// Returns true if no wake-up is pending: the engine's thread has taken each.
-    pub(crate) fn is_heard(&self) -> bool {
+    pub(crate) fn is_awake(&self) -> bool {
         let mut fds = [PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).expect("a descriptor to poll") == 0
     }
@@ -143,7 +143,7 @@ impl Application {
             .expect("the engine's process");
         let (arena, fd) = Region::shared(ARENA).expect("a region");
         let mut application = Application { engine, link, arena, taken: 0, bells: Vec::new() };
-        let joined = application.ask(&[JOIN, ARENA as u64], &[fd.as_fd()]).expect("joined");
+        let joined = application.request(&[JOIN, ARENA as u64], &[fd.as_fd()]).expect("joined");
         let mut fds = joined.fds.into_iter();
         while let (Some(page), Some(wake)) = (fds.next(), fds.next()) {
             application.bells.push(Rc::new(Bell::new(&page, wake)));
@@ -152,7 +152,7 @@ impl Application {
     }
 
     /// Sends a request to the engine and waits for the reply.
-    pub(crate) fn ask(&self, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<Message, Failure> {
+    pub(crate) fn request(&self, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<Message, Failure> {
         self.link.send(words, fds).map_err(|_| Failure::Gone)?;
         let mut fds = [PollFd::new(self.link.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(PATIENCE).expect("seconds");
@@ -180,16 +180,16 @@ impl Application {
 
     /// Creates a QP on NIC `nic`, with queues and a buffer of its own.
     pub(crate) fn end(&mut self, nic: u64) -> End {
-        let pd = self.ask(&[ALLOC_PD, nic], &[]).expect("a domain").words[0];
+        let pd = self.request(&[ALLOC_PD, nic], &[]).expect("a domain").words[0];
 
         let (memory, fd) = HostMemory::shared(LENGTH).expect("a buffer");
         let (access, start) = (Access::READ_WRITE.bits().into(), memory.address());
         let words = [REGISTER, nic, pd, access, start, LENGTH as u64];
-        let key = self.ask(&words, &[fd.as_fd()]).expect("registered").words[1] as u32;
+        let key = self.request(&words, &[fd.as_fd()]).expect("registered").words[1] as u32;
 
         let (at, part) = self.place(CompletionRing::size(2 * DEPTH));
         let cq = CompletionRing::on(&part, 2 * DEPTH).expect("a ring");
-        let made = self.ask(&[CREATE_CQ, nic, at, (2 * DEPTH).into()], &[]).expect("a queue");
+        let made = self.request(&[CREATE_CQ, nic, at, (2 * DEPTH).into()], &[]).expect("a queue");
         let (cq_index, event) = (made.words[0], made.fds.into_iter().next().expect("its event"));
 
         let (sends_at, part) = self.place(SendRing::size(DEPTH, SGES, 0));
@@ -198,7 +198,7 @@ impl Application {
         let receives = RecvRing::on(&part, DEPTH, SGES).expect("a ring");
         let (depth, sges) = (DEPTH.into(), SGES.into());
         let words = [CREATE_QP, nic, pd, cq_index, sends_at, receives_at, depth, depth, sges];
-        let made = self.ask(&words, &[]).expect("a QP").words;
+        let made = self.request(&words, &[]).expect("a QP").words;
         let (qp, qpn) = (QpIndex(made[0] as u32), Qpn::new(made[1] as u32));
         let bell = Rc::clone(&self.bells[nic as usize]);
         End { nic, qp, qpn, memory, key, cq, sends, receives, event, bell }
@@ -247,7 +247,7 @@ impl Application {
         };
         for attr in [init, rtr, rts] {
             let head = [MODIFY_QP, end.nic, end.qp.0.into()];
-            self.ask(&[&head[..], &words_of(&attr)].concat(), &[]).expect("a legal transition");
+            self.request(&[&head[..], &words_of(&attr)].concat(), &[]).expect("a legal transition");
         }
     }
 

@@ -54,10 +54,10 @@ fn exchange(from: &End, to: &End, seed: usize) {
     assert_eq!(from.completion().opcode, WcOpcode::Write);
     assert_eq!(to.bytes(12_000, 5_000), sent[..5_000]);
 
-    let asked = to.fill(seed + 2);
+    let request = to.fill(seed + 2);
     from.post(WrOpcode::Read, 7_000, to, 3);
     assert_eq!(from.completion().opcode, WcOpcode::Read);
-    assert_eq!(from.bytes(0, 7_000), asked[3..7_003]);
+    assert_eq!(from.bytes(0, 7_000), request[3..7_003]);
     assert_eq!(from.bytes(7_000, 1_000), sent[7_000..8_000], "and no byte more");
 
     to.memory.write(64, &10u64.to_ne_bytes()).expect("inside");
@@ -91,7 +91,7 @@ fn events_and_bells_wake_sleeping_processes() {
         a.post(WrOpcode::Send, 64, &b, 0);
         application.sleep(&b).expect("the engine lives");
         // The engine reads its descriptor only after a sleep that the descriptor has ended.
-        until("the bell wakes the engine", || a.bell.is_heard());
+        until("the bell wakes the engine", || a.bell.is_awake());
         assert_eq!(b.take_events(), 1);
         assert!(b.cq.take_event(), "counted in the queue as well");
         assert_eq!(b.completion().wr_id, round);
@@ -111,7 +111,7 @@ fn killed_engine_wakes_its_application() {
     b.arm();
     application.kill();
     assert_eq!(application.sleep(&b), Err(Failure::Gone));
-    assert_eq!(application.ask(&[ALLOC_PD, 0], &[]).expect_err("there is no answer"), Failure::Gone);
+    assert_eq!(application.request(&[ALLOC_PD, 0], &[]).expect_err("there is no answer"), Failure::Gone);
     let full = (0..=DEPTH).find_map(|_| {
         a.ring();
         a.sends.post(&SendWr::default(), Payload::Sges(&[a.sge(0, 8)])).err()
@@ -124,13 +124,14 @@ fn killed_engine_wakes_its_application() {
 #[test]
 fn requests_outside_shared_memory_are_refused() {
     let mut application = Application::start();
-    let refused = |application: &Application, words: &[u64], fds: &[_]| match application.ask(words, fds) {
+    let refused = |application: &Application, words: &[u64], fds: &[_]| match application.request(words, fds)
+    {
         Err(Failure::Refused(why)) => why,
         other => panic!("{words:?}: {other:?}"),
     };
     let (_memory, fd) = HostMemory::shared(4096).expect("a page");
     let (fd, access) = (fd.as_fd(), u64::from(Access::LOCAL_WRITE.bits()));
-    let pd = application.ask(&[ALLOC_PD, 0], &[]).expect("a domain").words[0];
+    let pd = application.request(&[ALLOC_PD, 0], &[]).expect("a domain").words[0];
     let why = refused(&application, &[REGISTER, 0, pd, access, 0, 4097], &[fd]);
     assert!(why.contains("4096") && why.contains("4097"), "{why}");
     let (socket, _) = Link::pair();

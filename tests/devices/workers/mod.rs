@@ -84,9 +84,9 @@ fn connect(near: &End, far: &End, shift: usize) {
 }
 
 fn connected(drive: Drive, shift: usize) -> [End; 2] {
-    let [near, far] = pair(2, drive).map(|device| End::new(&device));
-    connect(&near, &far, shift);
-    [near, far]
+    let [local, remote] = pair(2, drive).map(|device| End::new(&device));
+    connect(&local, &remote, shift);
+    [local, remote]
 }
 
 /// The bytes that QP `n` sends in round `round`.
@@ -126,23 +126,23 @@ fn exchange(near: &End, far: &End, shift: usize) {
 
 #[test]
 fn qps_of_workers_share_their_objects() {
-    let [near, far] = connected(Drive::CallerOnly, 0);
-    exchange(&near, &far, 0);
-    assert_eq!(near.count("rx_redirected") + far.count("rx_redirected"), 0);
-    let engines = near.device.workers().unwrap().all();
+    let [local, remote] = connected(Drive::CallerOnly, 0);
+    exchange(&local, &remote, 0);
+    assert_eq!(local.count("rx_redirected") + remote.count("rx_redirected"), 0);
+    let engines = local.device.workers().unwrap().all();
     for engine in engines {
         assert_eq!(engine.inspect(|worker| worker.nic().objects().qps), QPS / 2);
     }
-    assert_eq!(near.device.qps().len(), QPS);
-    let numbers: Vec<_> = near.device.qps().iter().map(|qp| qp.handle).collect();
-    assert!(near.qps.iter().all(|qp| numbers.iter().any(|h| (h.index, h.qpn) == (qp.index(), qp.qpn()))));
+    assert_eq!(local.device.qps().len(), QPS);
+    let numbers: Vec<_> = local.device.qps().iter().map(|qp| qp.handle).collect();
+    assert!(local.qps.iter().all(|qp| numbers.iter().any(|h| (h.index, h.qpn) == (qp.index(), qp.qpn()))));
 }
 
 #[test]
 fn frames_at_wrong_workers_are_redirected() {
-    let [near, far] = connected(Drive::CallerOnly, 1);
-    exchange(&near, &far, 1);
-    for end in [&near, &far] {
+    let [local, remote] = connected(Drive::CallerOnly, 1);
+    exchange(&local, &remote, 1);
+    for end in [&local, &remote] {
         assert!(end.count("rx_redirected") > 20, "{}", end.count("rx_redirected"));
         assert_eq!((end.count("rx_redirect_dropped"), end.count("rx_unknown_qp")), (0, 0));
     }
@@ -154,11 +154,11 @@ fn one_capture_has_frames_of_all_workers() {
     let captured = Stack { capture: Some(folder.path().join("near.pcapng")), ..Stack::default() };
     let config = DeviceConfig::caller_only();
     let devices = Device::memory_pair_of(2, &config, [&captured, &Stack::default()]).expect("two devices");
-    let [near, far] = devices.map(|device| End::new(&device));
-    connect(&near, &far, 1);
-    exchange(&near, &far, 1);
-    let counted = ["sent_pkts", "rcvd_pkts", "rx_redirected"].map(|name| near.count(name));
-    drop([near, far]);
+    let [local, remote] = devices.map(|device| End::new(&device));
+    connect(&local, &remote, 1);
+    exchange(&local, &remote, 1);
+    let counted = ["sent_pkts", "rcvd_pkts", "rx_redirected"].map(|name| local.count(name));
+    drop([local, remote]);
     let mut reader = Reader::new(File::open(folder.path().join("near.pcapng")).unwrap()).unwrap();
     let mut seen = [0; 3];
     while let Some(packet) = reader.next().unwrap() {
@@ -172,61 +172,61 @@ fn one_capture_has_frames_of_all_workers() {
 #[test]
 fn sleeping_workers_are_woken_by_redirects() {
     let drive = Drive::Thread { core: None, spin: Nanos(10_000) };
-    let [near, far] = connected(drive, 1);
+    let [local, remote] = connected(drive, 1);
     for _ in 0..5 {
-        exchange(&near, &far, 1);
+        exchange(&local, &remote, 1);
         // Long enough for all workers to sleep.
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(far.count("rx_redirected") > 100);
+    assert!(remote.count("rx_redirected") > 100);
 }
 
 #[test]
 fn atomics_of_all_workers_count_once() {
     const EACH: u64 = 50;
     let drive = Drive::Thread { core: None, spin: Nanos(10_000) };
-    let [near, far] = connected(drive, 0);
-    let counter = far.memory.address();
+    let [local, remote] = connected(drive, 0);
+    let counter = remote.memory.address();
     for _ in 0..EACH {
-        for (n, qp) in near.qps.iter().enumerate() {
-            qp.post_send(&SendWr::fetch_add(counter, far.memory.rkey(), 1), &[near.memory.sge(8 * n, 8)])
+        for (n, qp) in local.qps.iter().enumerate() {
+            qp.post_send(&SendWr::fetch_add(counter, remote.memory.rkey(), 1), &[local.memory.sge(8 * n, 8)])
                 .unwrap();
         }
-        near.completed(&far, QPS);
+        local.completed(&remote, QPS);
     }
-    let value = u64::from_ne_bytes(far.memory.to_vec(0, 8).unwrap().try_into().unwrap());
+    let value = u64::from_ne_bytes(remote.memory.to_vec(0, 8).unwrap().try_into().unwrap());
     assert_eq!(value, EACH * QPS as u64);
 }
 
 #[test]
 fn overflow_fails_queues_users_at_all_workers() {
-    let [near, far] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
-    let tiny = near.device.create_cq(2, None).unwrap();
-    let qps: Vec<_> = (0..2).map(|_| near.pd.queue_pair(&tiny).signal_all().create().unwrap()).collect();
-    for (qp, peer) in qps.iter().zip(&far.qps) {
+    let [local, remote] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
+    let tiny = local.device.create_cq(2, None).unwrap();
+    let qps: Vec<_> = (0..2).map(|_| local.pd.queue_pair(&tiny).signal_all().create().unwrap()).collect();
+    for (qp, peer) in qps.iter().zip(&remote.qps) {
         let (here, there) = (qp.endpoint(0).unwrap(), peer.endpoint(0).unwrap());
         qp.connect(&here, &there, &ConnectOptions::default()).unwrap();
         peer.connect(&there, &here, &ConnectOptions::default()).unwrap();
     }
     // The first QP alone overflows the queue.
     for _ in 0..3 {
-        let write = SendWr::write(far.memory.address(), far.memory.rkey());
-        qps[0].post_send(&write, &[near.memory.sge(0, 8)]).unwrap();
+        let write = SendWr::write(remote.memory.address(), remote.memory.rkey());
+        qps[0].post_send(&write, &[local.memory.sge(0, 8)]).unwrap();
     }
     let until = Instant::now() + PATIENCE;
     while qps.iter().any(|qp| qp.query().unwrap().state != QpState::Err) {
         assert!(Instant::now() < until, "{:?}", qps.iter().map(|qp| qp.query()).collect::<Vec<_>>());
-        near.device.poll();
-        far.device.poll();
+        local.device.poll();
+        remote.device.poll();
     }
-    let events: Vec<_> = std::iter::from_fn(|| near.device.event()).collect();
+    let events: Vec<_> = std::iter::from_fn(|| local.device.event()).collect();
     let of_queue = events.iter().filter(|e| matches!(e, AsyncEvent::Cq(_, EventKind::CqError))).count();
     assert_eq!(of_queue, 1, "{events:?}");
 }
 
 #[test]
 fn datagram_reaches_group_members_of_all_workers() {
-    let [near, far] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
+    let [local, remote] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
     let init = QpInit { qp_type: QpType::Ud, caps: QpCaps::default(), sq_sig_all: true };
     let datagrams = |end: &End| {
         let qp = end.pd.queue_pair(&end.cq).init(&init).create().unwrap();
@@ -234,29 +234,31 @@ fn datagram_reaches_group_members_of_all_workers() {
         qp
     };
     let group = Gid::from("239.1.2.3".parse::<std::net::IpAddr>().unwrap());
-    let members: Vec<_> = (0..2).map(|_| datagrams(&far)).collect();
+    let members: Vec<_> = (0..2).map(|_| datagrams(&remote)).collect();
     for (n, member) in (0..).zip(&members) {
         member.attach_multicast(group).unwrap();
-        (0..2).for_each(|i| member.post_recv(n, &[far.memory.sge(200 * (2 * n + i) as usize, 200)]).unwrap());
+        (0..2).for_each(|i| {
+            member.post_recv(n, &[remote.memory.sge(200 * (2 * n + i) as usize, 200)]).unwrap()
+        });
     }
-    let sender = datagrams(&near);
-    let path = near.pd.create_ah(0, group, &AhOptions::default()).unwrap();
-    sender.post_send(&path.send_to(Qpn::MULTICAST, QKEY), &[near.memory.sge(0, 100)]).unwrap();
-    near.completed(&far, 1);
-    let mut received: Vec<_> = far.completed(&near, 2).iter().map(|wc| wc.wr_id).collect();
+    let sender = datagrams(&local);
+    let path = local.pd.create_ah(0, group, &AhOptions::default()).unwrap();
+    sender.post_send(&path.send_to(Qpn::MULTICAST, QKEY), &[local.memory.sge(0, 100)]).unwrap();
+    local.completed(&remote, 1);
+    let mut received: Vec<_> = remote.completed(&local, 2).iter().map(|wc| wc.wr_id).collect();
     received.sort_unstable();
     assert_eq!(received, [0, 1], "each member has it once");
     for _ in 0..10 {
-        far.device.poll();
+        remote.device.poll();
     }
-    assert!(far.cq.poll_one().is_none());
-    assert_eq!(far.count("rx_unknown_qp"), 0);
+    assert!(remote.cq.poll_one().is_none());
+    assert_eq!(remote.count("rx_unknown_qp"), 0);
 }
 
 #[test]
 fn objects_of_one_worker_are_refused_or_firsts() {
-    let [near, _far] = pair(3, Drive::CallerOnly);
-    let end = End::new(&near);
+    let [local, _remote] = pair(3, Drive::CallerOnly);
+    let end = End::new(&local);
     let refused = |result: Result<(), DeviceError>| {
         assert!(matches!(result, Err(DeviceError::Control(ControlError::WrongKind(_)))), "{result:?}");
     };
@@ -273,50 +275,51 @@ fn shared_queue_feeds_qps_of_all_workers() {
     const EACH: usize = 40;
     const ALL: usize = EACH * QPS;
     let drive = Drive::Thread { core: None, spin: Nanos(10_000) };
-    let [near, far] = pair(2, drive).map(|device| End::new(&device));
-    let srq = far.pd.create_srq(512, 1).unwrap();
-    let takers: Vec<_> = (0..QPS).map(|_| far.pd.queue_pair(&far.cq).srq(&srq).create().unwrap()).collect();
-    let far = End { qps: takers, ..far };
-    connect(&near, &far, 0);
+    let [local, remote] = pair(2, drive).map(|device| End::new(&device));
+    let srq = remote.pd.create_srq(512, 1).unwrap();
+    let takers: Vec<_> =
+        (0..QPS).map(|_| remote.pd.queue_pair(&remote.cq).srq(&srq).create().unwrap()).collect();
+    let remote = End { qps: takers, ..remote };
+    connect(&local, &remote, 0);
     for id in 0..ALL {
-        srq.post_recv(id as u64, &[far.memory.sge(8 * id, 8)]).unwrap();
+        srq.post_recv(id as u64, &[remote.memory.sge(8 * id, 8)]).unwrap();
     }
     srq.arm(10).unwrap();
     for round in 0..EACH {
-        for (n, qp) in near.qps.iter().enumerate() {
-            near.memory.write_at(8 * n, &((round * QPS + n) as u64).to_ne_bytes()).unwrap();
-            qp.post_send(&SendWr::send(), &[near.memory.sge(8 * n, 8)]).unwrap();
+        for (n, qp) in local.qps.iter().enumerate() {
+            local.memory.write_at(8 * n, &((round * QPS + n) as u64).to_ne_bytes()).unwrap();
+            qp.post_send(&SendWr::send(), &[local.memory.sge(8 * n, 8)]).unwrap();
         }
-        near.completed(&far, QPS);
+        local.completed(&remote, QPS);
     }
-    let received = far.completed(&near, ALL);
+    let received = remote.completed(&local, ALL);
     let mut ids: Vec<_> = received.iter().map(|wc| wc.wr_id).collect();
     ids.sort_unstable();
     assert!(ids.into_iter().eq(0..ALL as u64), "each receive is taken once");
-    let bytes = far.memory.to_vec(0, 8 * ALL).unwrap();
-    for (n, qp) in far.qps.iter().enumerate() {
+    let bytes = remote.memory.to_vec(0, 8 * ALL).unwrap();
+    for (n, qp) in remote.qps.iter().enumerate() {
         let of_qp = received.iter().filter(|wc| wc.qpn == qp.qpn()).map(|wc| wc.wr_id as usize);
         let messages: Vec<_> =
             of_qp.map(|id| u64::from_ne_bytes(bytes[8 * id..][..8].try_into().unwrap())).collect();
         let sent: Vec<_> = (0..EACH).map(|round| (round * QPS + n) as u64).collect();
         assert_eq!(messages, sent, "in the order of QP {n}");
     }
-    let events: Vec<_> = std::iter::from_fn(|| far.device.event()).collect();
+    let events: Vec<_> = std::iter::from_fn(|| remote.device.event()).collect();
     assert!(matches!(events[..], [AsyncEvent::Srq(_, EventKind::SrqLimitReached)]), "{events:?}");
 }
 
 /// XRC targets of each worker, and a shared receive queue that they name.
 #[test]
 fn targets_of_all_workers_find_their_queue() {
-    let [near, far] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
-    let xrcd = far.device.open_xrcd().unwrap();
-    let tiny = far.device.create_cq(3, None).unwrap();
-    let queue = far.pd.create_xrc_srq(16, 1, &xrcd, &tiny).unwrap();
+    let [local, remote] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
+    let xrcd = remote.device.open_xrcd().unwrap();
+    let tiny = remote.device.create_cq(3, None).unwrap();
+    let queue = remote.pd.create_xrc_srq(16, 1, &xrcd, &tiny).unwrap();
     let targets: Vec<_> = (0..2).map(|_| xrcd.create_target().unwrap()).collect();
     let of_worker = |qp: &QueuePair| qp.index().place() >> 12;
     assert_ne!(of_worker(&targets[0]), of_worker(&targets[1]));
     let initiators: Vec<_> = (0..2)
-        .map(|_| near.pd.queue_pair(&near.cq).signal_all().qp_type(QpType::XrcSend).create().unwrap())
+        .map(|_| local.pd.queue_pair(&local.cq).signal_all().qp_type(QpType::XrcSend).create().unwrap())
         .collect();
     for (qp, peer) in initiators.iter().zip(&targets) {
         let (here, there) = (qp.endpoint(0).unwrap(), peer.endpoint(0).unwrap());
@@ -325,14 +328,14 @@ fn targets_of_all_workers_find_their_queue() {
     }
     let send = |qp: &QueuePair| {
         let by_number = SendWr { remote_srqn: queue.number(), ..SendWr::send() };
-        qp.post_send(&by_number, &[near.memory.sge(0, 8)]).unwrap();
+        qp.post_send(&by_number, &[local.memory.sge(0, 8)]).unwrap();
     };
     for id in 0..8 {
-        queue.post_recv(id, &[far.memory.sge(0, 8)]).unwrap();
+        queue.post_recv(id, &[remote.memory.sge(0, 8)]).unwrap();
     }
     for (n, qp) in initiators.iter().enumerate() {
         send(qp);
-        near.completed(&far, 1);
+        local.completed(&remote, 1);
         let received = tiny.poll_one().expect("a completion");
         assert_eq!((received.wr_id, received.qpn), (n as u64, targets[n].qpn()));
     }
@@ -343,23 +346,24 @@ fn targets_of_all_workers_find_their_queue() {
     let until = Instant::now() + PATIENCE;
     let index = queue.query().unwrap().index;
     let failed = || {
-        let mut engines = far.device.workers().unwrap().all().iter();
+        let mut engines = remote.device.workers().unwrap().all().iter();
         engines.all(|engine| engine.inspect(move |worker| worker.nic().srq_status(index).unwrap().failed))
     };
     while !failed() {
         assert!(Instant::now() < until, "{:?}", queue.query());
-        near.device.poll();
-        far.device.poll();
+        local.device.poll();
+        remote.device.poll();
     }
-    let events: Vec<_> = std::iter::from_fn(|| far.device.event()).collect();
+    let events: Vec<_> = std::iter::from_fn(|| remote.device.event()).collect();
     let of_queue = events.iter().filter(|e| matches!(e, AsyncEvent::Srq(_, EventKind::SrqError))).count();
     assert_eq!(of_queue, 1, "{events:?}");
     drop(queue);
     drop(targets);
     drop(xrcd);
-    let of_workers = far.device.workers().unwrap().all().iter();
-    let left: Vec<_> = of_workers.map(|engine| engine.inspect(|worker| worker.nic().objects())).collect();
-    assert!(left.iter().all(|objects| (objects.srqs, objects.xrcds) == (0, 0)), "{left:?}");
+    let of_workers = remote.device.workers().unwrap().all().iter();
+    let remaining: Vec<_> =
+        of_workers.map(|engine| engine.inspect(|worker| worker.nic().objects())).collect();
+    assert!(remaining.iter().all(|objects| (objects.srqs, objects.xrcds) == (0, 0)), "{remaining:?}");
 }
 
 #[test]

@@ -27,17 +27,17 @@ fn receive_queues_of_xdp_have_workers() {
     };
     for shift in [0, 1] {
         // Three cores get as many workers as there are queues.
-        let [near, far] = [open(2, "left"), open(3, "right")].map(|device| End::new(&device));
-        let workers = far.device.workers().unwrap().all();
+        let [local, remote] = [open(2, "left"), open(3, "right")].map(|device| End::new(&device));
+        let workers = remote.device.workers().unwrap().all();
         assert_eq!(workers.len(), 2);
-        connect(&near, &far, shift);
-        exchange(&near, &far, shift);
+        connect(&local, &remote, shift);
+        exchange(&local, &remote, shift);
         for engine in workers {
             let received = engine
                 .inspect(|worker| worker.counters().iter().find(|(name, _)| *name == "rx_packets").copied());
             assert!(received.is_some_and(|(_, packets)| packets > 20), "{received:?}");
         }
-        let crossed = [&near, &far].map(|end| end.count("rx_redirected") > 20);
+        let crossed = [&local, &remote].map(|end| end.count("rx_redirected") > 20);
         assert_eq!(crossed, [shift == 1; 2]);
     }
 }

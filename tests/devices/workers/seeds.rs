@@ -143,8 +143,8 @@ impl World {
             DeviceConfig { limits: Limits::small(), seed: Some(seed), ..DeviceConfig::caller_only() };
         let devices = Device::memory_pair_of(workers, &config, [&stack, &stack]).expect("two devices");
         let shares = [random.below(2) == 0, random.below(2) == 0];
-        let [near, far] = devices;
-        let mut ends = [End::new(&near, qps, shares[0]), End::new(&far, qps, shares[1])];
+        let [local, remote] = devices;
+        let mut ends = [End::new(&local, qps, shares[0]), End::new(&remote, qps, shares[1])];
         let mut peers: Vec<usize> = (0..qps).collect();
         for at in (1..qps).rev() {
             peers.swap(at, random.below(at + 1));
@@ -217,8 +217,8 @@ impl World {
         let side = self.random.below(2);
         let qp = self.random.below(self.ends[side].qps.len());
         let (kind, length) = (self.random.below(4), 1 + self.random.below(SLOT - 1));
-        let [near, far] = &mut self.ends;
-        let (end, peer) = if side == 0 { (near, far) } else { (far, near) };
+        let [local, other_device] = &mut self.ends;
+        let (end, peer) = if side == 0 { (local, other_device) } else { (other_device, local) };
         let flow = &mut end.flows[qp];
         if flow.outstanding.len() == SLOTS {
             return;
@@ -261,9 +261,9 @@ impl World {
     /// Takes all completions, and compares what they report with what was posted.
     fn complete(&mut self) {
         for side in 0..2 {
-            let mut found = [Wc::default(); 64];
-            let count = self.ends[side].cq.poll_ready(&mut found);
-            for wc in &found[..count] {
+            let mut completions = [Wc::default(); 64];
+            let count = self.ends[side].cq.poll_ready(&mut completions);
+            for wc in &completions[..count] {
                 assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
                 let qp = self.ends[side].qps.iter().position(|qp| qp.qpn() == wc.qpn).expect("its QP");
                 for part in
@@ -324,16 +324,19 @@ impl World {
         self.adds.sort_unstable();
         for side in 0..2 {
             let of_side = self.adds.iter().filter(|value| (*value >> 32) as usize == side);
-            let found: Vec<_> = of_side.map(|value| value & 0xffff_ffff).collect();
-            assert!((0..found.len() as u64).eq(found.iter().copied()), "{found:?}");
+            let completions: Vec<_> = of_side.map(|value| value & 0xffff_ffff).collect();
+            assert!((0..completions.len() as u64).eq(completions.iter().copied()), "{completions:?}");
         }
         let count = |name| self.ends.iter().map(|end| end.device.counter(name)).sum::<u64>();
         assert_eq!(count("rx_unknown_qp"), 0);
         let redirected = count("rx_redirected");
         let devices = self.ends.map(|end| end.device.clone());
         for engine in devices.iter().flat_map(|device| device.workers().expect("its own").all()) {
-            let left = engine.inspect(|worker| worker.nic().objects());
-            assert_eq!((left.qps, left.cqs, left.srqs, left.memory, left.pds), (0, 0, 0, 0, 0));
+            let objects = engine.inspect(|worker| worker.nic().objects());
+            assert_eq!(
+                (objects.qps, objects.cqs, objects.srqs, objects.memory, objects.pds),
+                (0, 0, 0, 0, 0)
+            );
         }
         redirected
     }

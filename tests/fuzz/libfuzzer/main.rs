@@ -34,9 +34,9 @@ fn chosen() -> Target {
     static CHOSEN: OnceLock<Target> = OnceLock::new();
     *CHOSEN.get_or_init(|| {
         let name = std::env::var("ROXIE_FUZZ_TARGET").unwrap_or_default();
-        let found = TARGETS.iter().find(|(known, _)| *known == name);
+        let target = TARGETS.iter().find(|(known, _)| *known == name);
         let known = TARGETS.map(|(known, _)| known).join(", ");
-        found.unwrap_or_else(|| panic!("ROXIE_FUZZ_TARGET={name}: choose one of {known}")).1
+        target.unwrap_or_else(|| panic!("ROXIE_FUZZ_TARGET={name}: choose one of {known}")).1
     })
 }
 

@@ -115,11 +115,11 @@ fn unshared_port_has_one_process() {
     }
     let wire = Wire::new("pk-one", 1500, 1);
     let first = open(&wire.a, "left").unwrap();
-    let told = open(&wire.a, "left").err().expect("the port is taken").to_string();
+    let message = open(&wire.a, "left").err().expect("the port is taken").to_string();
     assert!(
-        told.contains("UDP port 4791 of left is taken")
-            && told.contains(&format!("process {} ", std::process::id())),
-        "{told}"
+        message.contains("UDP port 4791 of left is taken")
+            && message.contains(&format!("process {} ", std::process::id())),
+        "{message}"
     );
     let udp = || wire.a.run(|| UdpPort::open(&UdpConfig { shared: false, ..UdpConfig::default() })).unwrap();
     assert!(matches!(udp(), Err(UdpError::InUse { port: 4791, .. })), "sockets find it taken too");

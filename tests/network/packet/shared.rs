@@ -80,15 +80,15 @@ fn port_waits_for_sockets_in_flight() {
         return;
     }
     let wire = shared_wire("pk-flight");
-    let (keeper, other) = UnixDatagram::pair().expect("a pair");
+    let (held, other) = UnixDatagram::pair().expect("a pair");
     let holder = wire.b.run(|| UdpSocket::bind(("0.0.0.0", 4791))).unwrap().expect("a socket");
     let fds = [holder.as_raw_fd()];
     let rights = [ControlMessage::ScmRights(&fds)];
-    sendmsg::<()>(keeper.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None).expect("sent");
+    sendmsg::<()>(held.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None).expect("sent");
     drop(holder);
     let closes = thread::spawn(move || {
         thread::sleep(Duration::from_millis(300));
-        drop((keeper, other));
+        drop((held, other));
     });
     member(&wire.b, "right");
     closes.join().expect("closed");
@@ -181,9 +181,9 @@ fn members_reach_each_other_over_loopback() {
     Links::open_in(&wire.b).unwrap().set_up("lo", false).unwrap();
     let mut local = to_unit(true, 1, 100, 3);
     local.copy_within(..6, 6);
-    let far = to_unit(false, 0, 100, 4);
-    send(&mut ports[0], &[local, far.clone()]);
-    assert!(datagrams(&mut neighbour, 1) == [far[DATAGRAM..].to_vec()]);
+    let remote = to_unit(false, 0, 100, 4);
+    send(&mut ports[0], &[local, remote.clone()]);
+    assert!(datagrams(&mut neighbour, 1) == [remote[DATAGRAM..].to_vec()]);
     assert_eq!(counter(&ports[0], "tx_failed"), 1);
 }
 
@@ -263,9 +263,9 @@ fn strangers_and_members_exclude_each_other() {
     assert!(matches!(udp(true), Err(UdpError::InUse { .. })), "one member is left");
     drop(second);
     let sockets = udp(true).expect("the port is free");
-    let told = wire.a.run(|| PacketPort::open(&PacketConfig::new("left"))).unwrap();
-    let told = told.err().expect("the port is taken").to_string();
-    assert!(told.contains(&format!("process {} ", std::process::id())), "{told}");
+    let refused = wire.a.run(|| PacketPort::open(&PacketConfig::new("left"))).unwrap();
+    let refused = refused.err().expect("the port is taken").to_string();
+    assert!(refused.contains(&format!("process {} ", std::process::id())), "{refused}");
     drop(sockets);
     member(&wire.a, "left");
 }

@@ -22,12 +22,12 @@ fn undelivered_datagrams_are_reported_and_block_nothing() {
             [("10.77.0.1", "10.77.0.2", "10.77.0.1"), ("fd77::1", "fd77::2", "fd77::1")]
         {
             let mut port = open(own);
-            let heard = port.undelivered().unwrap().unwrap();
-            assert_eq!(heard.next(), None);
+            let undelivered = port.undelivered().unwrap().unwrap();
+            assert_eq!(undelivered.next(), None);
             let lost = payloads(1, 300);
             send(&mut port, &Flow::new(own, absent), &lost);
-            assert_eq!(heard.next(), Some(Quoted { remote: ip(absent), datagram: lost[0].clone() }));
-            assert_eq!(heard.next(), None);
+            assert_eq!(undelivered.next(), Some(Quoted { remote: ip(absent), datagram: lost[0].clone() }));
+            assert_eq!(undelivered.next(), None);
             let sent = payloads(100, 200);
             let mut arrived = Vec::new();
             for payload in &sent {
@@ -40,8 +40,8 @@ fn undelivered_datagrams_are_reported_and_block_nothing() {
                 assert_eq!(count(&port, kind), 0, "{kind}: {:?}", counters(&port));
             }
             // Linux sends a few errors in a row, then one a second.
-            assert!(heard.next().is_some());
-            drop(heard);
+            assert!(undelivered.next().is_some());
+            drop(undelivered);
             send(&mut port, &Flow::new(own, absent), &lost);
             send(&mut port, &Flow::new(own, there), &sent[..1]);
             assert_eq!(receive(&mut port, 1).len(), 1);
@@ -65,14 +65,14 @@ fn unsendable_frames_are_counted() {
         short.push(0);
         let mut arp = good.frame(b"arp");
         arp[13] = 6;
-        let elsewhere = Flow { port: 4792, ..Flow::new("10.77.0.1", "10.77.0.2") }.frame(b"elsewhere");
+        let other_flow = Flow { port: 4792, ..Flow::new("10.77.0.1", "10.77.0.2") }.frame(b"elsewhere");
         let no_such_family = Flow::new("fd77::1", "fd77::2").frame(b"no v6 socket here");
         let frames = [
             good.frame(b"one"),
             fragment,
             short,
             arp,
-            elsewhere,
+            other_flow,
             no_such_family,
             vec![0; 5],
             good.frame(b"two"),

@@ -18,9 +18,12 @@ fn taken_port_error_names_its_owner() {
         let config = UdpConfig { addresses: vec![ip("10.77.0.1")], ..UdpConfig::default() };
         let error = UdpPort::open(&config).err().expect("a refusal");
         assert!(matches!(error, UdpError::InUse { port: PORT, .. }));
-        let said = error.to_string();
-        assert!(said.contains(&format!("process {} (", std::process::id())), "{said}");
-        assert!(said.contains("10.77.0.1") && said.contains("4791") && said.contains("stop"), "{said}");
+        let message = error.to_string();
+        assert!(message.contains(&format!("process {} (", std::process::id())), "{message}");
+        assert!(
+            message.contains("10.77.0.1") && message.contains("4791") && message.contains("stop"),
+            "{message}"
+        );
     });
 }
 
@@ -29,17 +32,17 @@ fn taken_port_error_names_its_owner() {
 fn port_without_visible_holder_is_awaited() {
     in_namespace("port_without_visible_holder_is_awaited", || {
         let socket = UdpSocket::bind(("10.77.0.1", PORT)).expect("a socket");
-        let (near, far) = UnixStream::pair().expect("two sockets");
+        let (local, remote) = UnixStream::pair().expect("two sockets");
         let message = [ControlMessage::ScmRights(&[socket.as_raw_fd()])];
         let flags = MsgFlags::empty();
-        sendmsg::<()>(near.as_raw_fd(), &[IoSlice::new(b"x")], &message, flags, None).expect("it is sent");
-        drop((socket, near));
+        sendmsg::<()>(local.as_raw_fd(), &[IoSlice::new(b"x")], &message, flags, None).expect("it is sent");
+        drop((socket, local));
         let config = UdpConfig { addresses: vec![ip("10.77.0.1")], ..UdpConfig::default() };
-        let said = UdpPort::open(&config).err().expect("it is on its way").to_string();
-        assert!(said.contains("no process that may be seen"), "{said}");
+        let refusal = UdpPort::open(&config).err().expect("it is on its way").to_string();
+        assert!(refusal.contains("no process that may be seen"), "{refusal}");
         let reader = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
-            drop(far);
+            drop(remote);
         });
         UdpPort::open(&config).expect("it is free in time");
         reader.join().expect("no panic");
@@ -51,10 +54,10 @@ fn taken_source_port_error_names_its_owner() {
     in_namespace("taken_source_port_error_names_its_owner", || {
         let _taken = UdpSocket::bind(("10.77.0.1", 0xc123)).expect("a socket");
         let config = UdpConfig { addresses: vec![ip("10.77.0.1")], port: 0xc123, ..UdpConfig::default() };
-        let said = UdpPort::open(&config).err().expect("a refusal").to_string();
+        let message = UdpPort::open(&config).err().expect("a refusal").to_string();
         assert!(
-            said.contains("49443") && said.contains(&format!("process {} (", std::process::id())),
-            "{said}"
+            message.contains("49443") && message.contains(&format!("process {} (", std::process::id())),
+            "{message}"
         );
     });
 }
@@ -63,10 +66,10 @@ fn taken_source_port_error_names_its_owner() {
 fn foreign_address_is_refused_with_remedy() {
     in_namespace("foreign_address_is_refused_with_remedy", || {
         let config = UdpConfig { addresses: vec![ip("192.0.2.1")], ..UdpConfig::default() };
-        let said = UdpPort::open(&config).err().expect("a refusal").to_string();
+        let message = UdpPort::open(&config).err().expect("a refusal").to_string();
         assert!(
-            said.contains("192.0.2.1 is no address of this host") && said.contains("ip address"),
-            "{said}"
+            message.contains("192.0.2.1 is no address of this host") && message.contains("ip address"),
+            "{message}"
         );
     });
 }

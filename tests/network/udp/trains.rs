@@ -73,13 +73,13 @@ fn cancelling_before_arrangement_leaves_no_gap() {
                 id
             })
             .collect();
-        let mut kept = Vec::new();
+        let mut held = Vec::new();
         for (i, id) in ids.into_iter().enumerate() {
-            if i % 3 == 1 { a.tx_cancel(id) } else { kept.push(id) }
+            if i % 3 == 1 { a.tx_cancel(id) } else { held.push(id) }
         }
         a.tx_arrange();
-        let numbers: Vec<_> = kept.iter().map(|id| a.tx_frame(id).as_frame().to_vec()[19]).collect();
-        kept.into_iter().for_each(|id| a.tx_commit(id));
+        let numbers: Vec<_> = held.iter().map(|id| a.tx_frame(id).as_frame().to_vec()[19]).collect();
+        held.into_iter().for_each(|id| a.tx_commit(id));
         flush(&mut a);
         assert_eq!(numbers, [0, 1, 2, 3]);
         let wanted: Vec<_> = [0, 2, 3, 5].iter().map(|i| sent[*i].clone()).collect();

@@ -148,10 +148,10 @@ fn killed_owner_leaves_interface_usable() {
     let wire = Wire::new("kill", 1500, 1);
     let mut child = child(&std::env::current_exe().unwrap(), name, wire.a.name().unwrap());
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let said = Stream::of(child.stdout.take().unwrap());
+    let output = Stream::of(child.stdout.take().unwrap());
     let until = Instant::now() + LIMIT;
-    while !said.text().contains("HOLDING") {
-        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no port: {}", said.text());
+    while !output.text().contains("HOLDING") {
+        assert!(child.try_wait().unwrap().is_none() && Instant::now() < until, "no port: {}", output.text());
         std::thread::sleep(Duration::from_millis(5));
     }
     let e = wire.left(|_| {}).err().unwrap().to_string();
@@ -168,7 +168,7 @@ fn killed_owner_leaves_interface_usable() {
 }
 
 /// Reports the result of opening a port to the parent.
-fn tell<T>(opened: Result<T, impl Display>) {
+fn report<T>(opened: Result<T, impl Display>) {
     match opened {
         Ok(_) => println!("OPENED"),
         Err(error) => println!("REFUSED {error}"),
@@ -176,7 +176,7 @@ fn tell<T>(opened: Result<T, impl Display>) {
 }
 
 /// Runs a child to its end, and returns its line.
-fn told(child: &mut Command) -> String {
+fn report_of(child: &mut Command) -> String {
     let output = child.output_in_time().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = text
@@ -190,7 +190,7 @@ fn missing_privileges_are_named() {
     let name = "missing_privileges_are_named";
     if child_argument().is_some() {
         // The child is in its parent's namespace already: it may not enter another.
-        return tell(XdpPort::open(&XdpConfig::new("lo")));
+        return report(XdpPort::open(&XdpConfig::new("lo")));
     }
     if skip(name) {
         return;
@@ -204,7 +204,7 @@ fn missing_privileges_are_named() {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let e = told(child(&binary, name, "1").current_dir("/").uid(65534).gid(65534));
+    let e = report_of(child(&binary, name, "1").current_dir("/").uid(65534).gid(65534));
     assert!(e.contains("not permitted") && e.contains("CAP_BPF") && e.contains("udp port"), "{e}");
 }
 
@@ -212,7 +212,7 @@ fn missing_privileges_are_named() {
 fn memlock_limit_is_reported_with_remedy() {
     let name = "memlock_limit_is_reported_with_remedy";
     if let Some(namespace) = child_argument() {
-        return tell(open(&NetNs::open(&namespace).unwrap(), "left", |_| {}));
+        return report(open(&NetNs::open(&namespace).unwrap(), "left", |_| {}));
     }
     if skip(name) {
         return;
@@ -234,7 +234,7 @@ fn memlock_limit_is_reported_with_remedy() {
     };
     // SAFETY: the closure makes system calls only, which are safe between fork and exec.
     unsafe { child.pre_exec(few) };
-    let e = told(&mut child);
+    let e = report_of(&mut child);
     assert!(e.contains("16777216 bytes") && e.contains("1048576 bytes"), "{e}");
     assert!(e.contains("ulimit -l 16384") && e.contains("CAP_IPC_LOCK"), "{e}");
 }
@@ -265,14 +265,18 @@ fn with_capabilities(test: &str, ns: &NetNs, kept: &'static [libc::c_ulong]) -> 
     // SAFETY: the closure makes system calls only, which are safe between fork and exec.
     unsafe { child.pre_exec(drop_others) };
     // The child starts in the namespace, as an application does: it may not enter one.
-    ns.run(|| told(&mut child)).unwrap()
+    ns.run(|| report_of(&mut child)).unwrap()
 }
 
 #[test]
 fn named_capabilities_suffice() {
     let name = "named_capabilities_suffice";
     if child_argument().is_some() {
-        return tell(Device::open_xdp(&XdpConfig::new("left"), &Stack::default(), &DeviceConfig::default()));
+        return report(Device::open_xdp(
+            &XdpConfig::new("left"),
+            &Stack::default(),
+            &DeviceConfig::default(),
+        ));
     }
     if skip(name) {
         return;
@@ -283,8 +287,8 @@ fn named_capabilities_suffice() {
     const PERFMON: libc::c_ulong = 38;
     const BPF: libc::c_ulong = 39;
     let wire = Wire::new("caps", 1500, 1);
-    let said = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
-    assert!(said.contains("verifier") && said.contains("CAP_PERFMON"), "{said}");
-    let said = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
-    assert!(said.contains("OPENED"), "{said}");
+    let output = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF]);
+    assert!(output.contains("verifier") && output.contains("CAP_PERFMON"), "{output}");
+    let output = with_capabilities(name, &wire.a, &[NET_ADMIN, NET_RAW, IPC_LOCK, BPF, PERFMON]);
+    assert!(output.contains("OPENED"), "{output}");
 }

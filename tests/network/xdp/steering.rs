@@ -75,16 +75,16 @@ fn station_address_change_is_followed() {
     let wire = Wire::new("mac", 1500, 1);
     let (mut left, mut right) = wire.xdp_ports();
     let sent = frame(true, false, false, 200, 1);
-    let mut elsewhere = sent.clone();
-    elsewhere[5] ^= 1;
+    let mut other_port = sent.clone();
+    other_port[5] ^= 1;
     let other = [2, 0, 0, 0, 0, 0xb ^ 1];
-    assert!(put(&mut left, &elsewhere));
+    assert!(put(&mut left, &other_port));
     flush(&mut left);
     assert!(take(&mut right, 1, A_WHILE).is_empty());
     right.follow(&LinkChange::Mac(other)).unwrap();
-    assert!(put(&mut left, &sent) && put(&mut left, &elsewhere));
+    assert!(put(&mut left, &sent) && put(&mut left, &other_port));
     flush(&mut left);
-    assert!(take(&mut right, 1, SOON) == [elsewhere]);
+    assert!(take(&mut right, 1, SOON) == [other_port]);
     assert_eq!(counter(&right, "rx_other_station"), 2);
 }
 
@@ -407,7 +407,7 @@ fn many_flows_coexist_with_roce() {
             |n| FlowMatch::default().with(FlowField::DestinationPort, &(6000 + n as u16).to_be_bytes());
         (0..count).map(of_port).collect()
     };
-    let mut come = |right: &mut XdpPort, ports: &[u16]| {
+    let mut receive = |right: &mut XdpPort, ports: &[u16]| {
         for port in ports {
             let mut f = frame(true, false, false, 100, 1);
             f[36..38].copy_from_slice(&port.to_be_bytes());
@@ -418,11 +418,11 @@ fn many_flows_coexist_with_roce() {
         got.iter().map(|f| u16::from_be_bytes([f[36], f[37]])).collect::<Vec<_>>()
     };
     right.steer(&flows(MAX_FLOWS)).unwrap();
-    assert_eq!(come(&mut right, &[6000, 6063, 6064, ROCE, 6001]), [6000, 6063, ROCE, 6001]);
+    assert_eq!(receive(&mut right, &[6000, 6063, 6064, ROCE, 6001]), [6000, 6063, ROCE, 6001]);
     right.steer(&flows(2)).unwrap();
-    assert_eq!(come(&mut right, &[6000, 6063, ROCE, 6001]), [6000, ROCE, 6001]);
+    assert_eq!(receive(&mut right, &[6000, 6063, ROCE, 6001]), [6000, ROCE, 6001]);
     let more = right.steer(&flows(MAX_FLOWS + 1)).unwrap_err();
     assert!(more.to_string().contains("65 flows: 64 at most"), "{more}");
     right.steer(&[]).unwrap();
-    assert_eq!(come(&mut right, &[6000, ROCE]), [ROCE]);
+    assert_eq!(receive(&mut right, &[6000, ROCE]), [ROCE]);
 }

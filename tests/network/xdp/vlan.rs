@@ -26,10 +26,10 @@ fn roce_v1_is_taken_at_own_addresses() {
     let wire = Wire::new("xdp-v1", 1500, 1);
     let (mut left, mut right) = wire.xdp_ports();
     let sent: Vec<_> = [B4.to_ipv6_mapped(), B6].iter().map(|to| v1_frame(to, 200)).collect();
-    let elsewhere = v1_frame(&"2001:db8::77".parse().unwrap(), 200);
+    let unassigned = v1_frame(&"2001:db8::77".parse().unwrap(), 200);
     for wanted in [false, true] {
         right.set_rx_wishes(RxOptions { roce_v1: wanted, ..RxOptions::default() }).unwrap();
-        for f in sent.iter().chain([&elsewhere]) {
+        for f in sent.iter().chain([&unassigned]) {
             assert!(put(&mut left, f));
         }
         flush(&mut left);

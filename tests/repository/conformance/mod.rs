@@ -143,14 +143,14 @@ second-rule (9.7.6.1.3 C9-140; RC, UC)
 
     fn of(text: &str) -> (Vec<Annotation>, Vec<String>) {
         let mut wrong = Vec::new();
-        let found = source::of_file("src/made_up.rs", text, &mut wrong);
-        (found, wrong)
+        let annotations = source::of_file("src/made_up.rs", text, &mut wrong);
+        (annotations, wrong)
     }
 
     fn items(text: &str) -> Vec<String> {
-        let (found, wrong) = of(text);
+        let (annotations, wrong) = of(text);
         none(&wrong);
-        found.into_iter().map(|annotation| annotation.item).collect()
+        annotations.into_iter().map(|annotation| annotation.item).collect()
     }
 
     #[test]
@@ -180,8 +180,8 @@ second-rule (9.7.6.1.3 C9-140; RC, UC)
             ("= C\n    x", "belongs to no rule"),
             ("= C\nfirst (9.7.1; RC)\n    x\n    today: a\n    today: b", "says twice"),
         ] {
-            let said = rules::parse(wrong).expect_err(wrong);
-            assert!(said.iter().any(|line| line.contains(why)), "{wrong:?}: {said:?}");
+            let message = rules::parse(wrong).expect_err(wrong);
+            assert!(message.iter().any(|line| line.contains(why)), "{wrong:?}: {message:?}");
         }
     }
 
@@ -244,17 +244,17 @@ mod tests {
 }
 ";
         assert_eq!(items(test), ["it_holds", "it_holds"]);
-        let (found, wrong) = of("//= test: IBTA 9.7.1: first-rule\nfn helper() {}\n");
-        assert!(found.is_empty() && wrong[0].contains("is no #[test]"), "{wrong:?}");
-        let (found, wrong) = of("#[test]\n//= IBTA 9.7.1: first-rule\nfn it_holds() {}\n");
-        assert!(found.is_empty() && wrong[0].contains("is a #[test]"), "{wrong:?}");
+        let (annotations, wrong) = of("//= test: IBTA 9.7.1: first-rule\nfn helper() {}\n");
+        assert!(annotations.is_empty() && wrong[0].contains("is no #[test]"), "{wrong:?}");
+        let (annotations, wrong) = of("#[test]\n//= IBTA 9.7.1: first-rule\nfn it_holds() {}\n");
+        assert!(annotations.is_empty() && wrong[0].contains("is a #[test]"), "{wrong:?}");
     }
 
     #[test]
     fn several_rules_of_a_clause() {
-        let (found, wrong) = of("//= IBTA 9.7.1: first-rule, third-rule\nfn f() {}\n");
+        let (annotations, wrong) = of("//= IBTA 9.7.1: first-rule, third-rule\nfn f() {}\n");
         none(&wrong);
-        let rules: Vec<_> = found.iter().map(|a| (&*a.clause, &*a.rule, &*a.item)).collect();
+        let rules: Vec<_> = annotations.iter().map(|a| (&*a.clause, &*a.rule, &*a.item)).collect();
         assert_eq!(rules, [("9.7.1", "first-rule", "f"), ("9.7.1", "third-rule", "f")]);
     }
 
@@ -265,16 +265,17 @@ mod tests {
             "//= 9.7.1: first-rule\nfn f() {}\n",
             "//= IBTA 9.7.1: first-rule\n",
         ] {
-            let (found, wrong) = of(text);
-            assert_eq!((found.len(), wrong.len()), (0, 1), "{text:?}");
+            let (annotations, wrong) = of(text);
+            assert_eq!((annotations.len(), wrong.len()), (0, 1), "{text:?}");
         }
     }
 
     #[test]
     fn unknown_rules_and_wrong_clauses_are_reported() {
         let chapters = rules::parse(RULES).expect("good");
-        let (found, _) = of("fn f() {\n    //= IBTA 9.7.1: no-rule\n    //= IBTA 9.7.2: first-rule\n}\n");
-        let strays = strays(&chapters, &found);
+        let (annotations, _) =
+            of("fn f() {\n    //= IBTA 9.7.1: no-rule\n    //= IBTA 9.7.2: first-rule\n}\n");
+        let strays = strays(&chapters, &annotations);
         assert_eq!(strays.len(), 2, "{strays:?}");
         assert!(strays[0].contains("no rule") && strays[1].contains("of clause 9.7.1"), "{strays:?}");
     }
@@ -282,19 +283,20 @@ mod tests {
     #[test]
     fn a_rule_without_code_that_is_not_explained() {
         let chapters = rules::parse(RULES).expect("good");
-        let said = unexplained(&chapters, &[]);
-        assert_eq!(said.len(), 1, "the second says what happens: {said:?}");
-        assert!(said[0].contains("first-rule"), "{said:?}");
-        let (found, _) = of("//= test: IBTA 9.7.6.1.3 C9-140: second-rule\n#[test]\nfn it_holds() {}\n");
-        let said = unexplained(&chapters, &found);
-        assert!(said.iter().any(|line| line.contains("it_holds holds it")), "{said:?}");
+        let message = unexplained(&chapters, &[]);
+        assert_eq!(message.len(), 1, "the second says what happens: {message:?}");
+        assert!(message[0].contains("first-rule"), "{message:?}");
+        let (annotations, _) =
+            of("//= test: IBTA 9.7.6.1.3 C9-140: second-rule\n#[test]\nfn it_holds() {}\n");
+        let message = unexplained(&chapters, &annotations);
+        assert!(message.iter().any(|line| line.contains("it_holds holds it")), "{message:?}");
     }
 
     #[test]
     fn a_page_counts_what_is_missing() {
         let chapters = rules::parse(RULES).expect("good");
-        let (found, _) = of("//= IBTA 9.7.1: first-rule\nfn f() {}\n");
-        let by_chapter = page::by_chapter(&chapters, &found);
+        let (annotations, _) = of("//= IBTA 9.7.1: first-rule\nfn f() {}\n");
+        let by_chapter = page::by_chapter(&chapters, &annotations);
         assert_eq!(page::totals(&by_chapter).map(|(_, count)| count), [2, 1, 0, 0, 1, 1]);
         let made = page::write(&by_chapter);
         assert!(made.contains("| [made_up.rs](../src/made_up.rs) `f` | **missing** |"), "{made}");

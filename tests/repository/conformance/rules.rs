@@ -46,8 +46,8 @@ pub fn parse(text: &str) -> Result<Vec<Chapter>, Vec<String>> {
         } else if let Some(title) = line.strip_prefix("= ") {
             chapters.push(Chapter { title: title.to_owned(), rules: Vec::new() });
             Ok(())
-        } else if let Some(said) = line.strip_prefix("    ") {
-            continue_rule(chapters.last_mut().and_then(|chapter| chapter.rules.last_mut()), said)
+        } else if let Some(more) = line.strip_prefix("    ") {
+            continue_rule(chapters.last_mut().and_then(|chapter| chapter.rules.last_mut()), more)
         } else {
             begin_rule(line, &mut names).and_then(|rule| match chapters.last_mut() {
                 Some(chapter) => {

@@ -29,13 +29,13 @@ pub fn annotations(root: &Path, folder: &str, wrong: &mut Vec<String>) -> Vec<An
     let mut files = Vec::new();
     rust_files(&root.join(folder), &mut files);
     files.sort();
-    let mut found = Vec::new();
+    let mut annotations = Vec::new();
     for path in files {
         let name = path.strip_prefix(root).expect("below the root").display().to_string();
         let text = fs::read_to_string(&path).expect("readable");
-        found.extend(of_file(&name, &text, wrong));
+        annotations.extend(of_file(&name, &text, wrong));
     }
-    found
+    annotations
 }
 
 fn rust_files(folder: &Path, into: &mut Vec<std::path::PathBuf>) {
@@ -52,11 +52,11 @@ fn rust_files(folder: &Path, into: &mut Vec<std::path::PathBuf>) {
 /// The annotations of one file.
 pub fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) -> Vec<Annotation> {
     let lines: Vec<&str> = text.lines().collect();
-    let mut found = Vec::new();
+    let mut annotations = Vec::new();
     for (at, line) in lines.iter().enumerate() {
-        let Some(said) = line.trim_start().strip_prefix(MARK) else { continue };
-        match read(said, &lines, at) {
-            Ok((clause, rules, item)) => found.extend(rules.split(", ").map(|rule| Annotation {
+        let Some(annotation) = line.trim_start().strip_prefix(MARK) else { continue };
+        match read(annotation, &lines, at) {
+            Ok((clause, rules, item)) => annotations.extend(rules.split(", ").map(|rule| Annotation {
                 file: name.to_owned(),
                 line: at + 1,
                 clause: clause.to_owned(),
@@ -67,7 +67,7 @@ pub fn of_file(name: &str, text: &str, wrong: &mut Vec<String>) -> Vec<Annotatio
             Err(why) => wrong.push(format!("{name}:{}: {why}", at + 1)),
         }
     }
-    found
+    annotations
 }
 
 /// The clause, the rules and the item.
@@ -124,9 +124,9 @@ fn item_at(lines: &[&str], at: usize) -> Option<Item> {
 fn enclosing(lines: &[&str], at: usize) -> Option<usize> {
     let mut inner = indent(lines[at]);
     // The line behind a function's parameters has the indentation of the function's first line.
-    let goes_on =
+    let continues =
         |line: &str| line.is_empty() || [")", "{", "where"].iter().any(|begin| line.starts_with(begin));
-    for above in (0..at).rev().filter(|above| !goes_on(lines[*above].trim_start())) {
+    for above in (0..at).rev().filter(|above| !continues(lines[*above].trim_start())) {
         if indent(lines[above]) < inner {
             inner = indent(lines[above]);
             if name_of(lines[above]).is_some() {

@@ -75,9 +75,9 @@ fn number(line: &str, word: &str) -> usize {
 impl Job {
     /// Number of its tests that run at a time.
     fn threads(&self) -> usize {
-        let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
+        let threads = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
         let processors = thread::available_parallelism().map_or(1, usize::from);
-        told.unwrap_or(if self.name == WAITS { 2 * processors } else { processors })
+        threads.unwrap_or(if self.name == WAITS { 2 * processors } else { processors })
     }
 
     fn start(&self, arguments: &[&str]) -> std::io::Result<Child> {

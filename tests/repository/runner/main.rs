@@ -84,12 +84,12 @@ fn main() {
     jobs.retain(|job| program.as_ref().is_none_or(|name| *name == job.name));
     jobs.iter_mut().for_each(|job| job.more.clone_from(&more));
     jobs.sort_by_key(|job| LONGEST.iter().position(|name| *name == job.name).unwrap_or(LONGEST.len()));
-    let (kept, began) = (Seconds::read("target/seconds/tests"), Instant::now());
+    let (earlier, began) = (Seconds::read("target/seconds/tests"), Instant::now());
     let (ended, next) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
     let take = || {
         while let Some(job) = jobs.get(next.fetch_add(1, Relaxed)) {
             let outcome = job.run();
-            println!("{}", report::line(&outcome, &kept));
+            println!("{}", report::line(&outcome, &earlier));
             ended.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
         }
     };
@@ -115,7 +115,7 @@ fn main() {
         }
     }
     let seconds = began.elapsed().as_secs_f64();
-    kept.write(&outcomes, program.is_none().then_some(seconds));
-    let totals = report::print(&outcomes, &flaky, &kept, seconds);
+    earlier.write(&outcomes, program.is_none().then_some(seconds));
+    let totals = report::print(&outcomes, &flaky, &earlier, seconds);
     process::exit(i32::from(totals.failed > 0));
 }

@@ -26,7 +26,7 @@ pub(crate) fn line(outcome: &Outcome, kept: &Seconds) -> String {
 }
 
 /// Returns what a failed test said last.
-fn said<'a>(outcome: &'a Outcome, name: &str) -> &'a [String] {
+fn last_lines<'a>(outcome: &'a Outcome, name: &str) -> &'a [String] {
     let begin = format!("---- {name} stdout ----");
     let Some(first) = outcome.lines.iter().position(|line| *line == begin) else { return &[] };
     let lines = &outcome.lines[first + 1..];
@@ -48,7 +48,7 @@ pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds, seco
     for outcome in outcomes {
         for name in &outcome.failed {
             println!("\nfailed: {} {name}", outcome.job);
-            said(outcome, name).iter().for_each(|line| println!("{line}"));
+            last_lines(outcome, name).iter().for_each(|line| println!("{line}"));
         }
         if let Some(error) = &outcome.error {
             println!("\nfailed: {}: {error}", outcome.job);
@@ -63,15 +63,15 @@ pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds, seco
     };
     let skips = lines().filter(|line| line.starts_with("SKIP ")).cloned().chain(lines().filter_map(ignored));
     heading("skipped:", skips.collect());
-    let mut left_out = BTreeMap::<&str, BTreeSet<&str>>::new();
+    let mut omitted = BTreeMap::<&str, BTreeSet<&str>>::new();
     for (name, what) in lines().filter_map(|line| line.strip_prefix("LEFT OUT ")?.split_once(": ")) {
-        left_out.entry(what).or_default().insert(name);
+        omitted.entry(what).or_default().insert(name);
     }
     let of_each = |(what, names): (&str, BTreeSet<&str>)| match names.len() {
         1 => format!("{what}, by {}", names.into_iter().collect::<String>()),
         count => format!("{what}, by {count} tests"),
     };
-    heading("left out (`make test-all` runs all):", left_out.into_iter().map(of_each).collect());
+    heading("left out (`make test-all` runs all):", omitted.into_iter().map(of_each).collect());
     let mut slowest: Vec<_> = outcomes
         .iter()
         .flat_map(|outcome| {

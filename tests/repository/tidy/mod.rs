@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod names;
 mod parts;
 mod words;
 
@@ -131,7 +132,7 @@ fn modules_use_those_below() {
 /// One convention: a module with others below it, tests included, is the `mod.rs` of its folder.
 #[test]
 fn a_module_with_a_folder_stands_in_it() {
-    let beside = |path: &String| {
+    let has_folder = |path: &String| {
         let mut below = Vec::new();
         rust_files(&root().join(path).with_extension(""), &mut below);
         !below.is_empty()
@@ -139,7 +140,7 @@ fn a_module_with_a_folder_stands_in_it() {
     let files = files().into_iter().map(|(path, _)| path);
     let modules = files
         .filter(|path| ["src/", "interop/src/", "uverbs-shim/src/"].iter().any(|at| path.starts_with(at)));
-    let wrong: Vec<_> = modules.filter(beside).collect();
+    let wrong: Vec<_> = modules.filter(has_folder).collect();
     assert!(wrong.is_empty(), "each belongs into the folder of its name, as mod.rs: {wrong:?}");
 }
 
@@ -262,9 +263,9 @@ fn skipped_tests_say_so_in_one_way() {
     {
         for (number, line) in text.lines().enumerate() {
             let prints = ["print!(", "println!("].iter().any(|print| line.contains(print));
-            let says =
+            let announces =
                 line.split('"').nth(1).is_some_and(|said| said.to_lowercase().trim().starts_with("skip"));
-            if prints && says && !line.contains(" println!(\"SKIP ") {
+            if prints && announces && !line.contains(" println!(\"SKIP ") {
                 wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
             }
         }
@@ -279,15 +280,15 @@ fn skipped_tests_say_so_in_one_way() {
 #[test]
 fn nothing_is_left_for_later() {
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("#[ig", "nore]")];
-    let mut left = Vec::new();
+    let mut marked = Vec::new();
     for (path, text) in files() {
         for (number, line) in text.lines().enumerate() {
             if marks.iter().any(|mark| line.contains(mark)) {
-                left.push(format!("{path}:{}: {}", number + 1, line.trim()));
+                marked.push(format!("{path}:{}: {}", number + 1, line.trim()));
             }
         }
     }
-    assert!(left.is_empty(), "\n{}", left.join("\n"));
+    assert!(marked.is_empty(), "\n{}", marked.join("\n"));
 }
 
 #[test]
@@ -320,4 +321,67 @@ fn words_are_counted() {
     assert_eq!(words::count(text), expected);
     let names = "#[test]\nfn late_ack_after_rnr_is_ignored() {}\n#[test]\n#[cfg(unix)]\nfn a_b_c_d_e_f_g_h_i() {}\n#[test]\nfn what_is() {}\n";
     assert_eq!(words::long_names(names), ["a_b_c_d_e_f_g_h_i", "what_is"]);
+}
+
+#[test]
+fn names_are_words_of_the_field() {
+    let files = files();
+    let (mut wrong, mut used) = (Vec::new(), vec![false; names::EXCEPTIONS.len()]);
+    for folder in names::COVERED {
+        let (mut of_list, mut all) = (0, 0);
+        for (path, text) in files.iter().filter(|(path, _)| path.starts_with(folder)) {
+            let (unwanted, count) = names::unwanted(text);
+            (of_list, all) = (of_list + unwanted.len(), all + count);
+            for names::Unwanted { name, word, better } in unwanted {
+                let exception = names::EXCEPTIONS
+                    .iter()
+                    .position(|(at, except, _)| path.starts_with(at) && *except == word);
+                match exception {
+                    Some(index) => used[index] = true,
+                    None => wrong.push(format!(
+                        "{path}:{}: `{}`: instead of `{word}`: {better}",
+                        name.line, name.name
+                    )),
+                }
+            }
+        }
+        println!("{folder}: {of_list} of {all} names have a word of the list");
+        assert!(all > 0, "{folder} has no names");
+    }
+    assert!(wrong.is_empty(), "names say what a thing is, or does:\n{}", wrong.join("\n"));
+    let unused: Vec<_> = names::EXCEPTIONS.iter().zip(&used).filter(|(_, used)| !**used).collect();
+    assert!(unused.is_empty(), "these need no exception any more: {unused:?}");
+    assert!(used.len() <= names::MOST_EXCEPTIONS, "{} exceptions", used.len());
+}
+
+#[test]
+fn unwanted_names_are_reported_with_their_lines() {
+    // Fields and calls of others, comments, text and the names of tests are not judged.
+    let text = r#"
+/// Says what was told.
+fn ask_again(found: usize) -> usize {
+    let (mut came, Some(Packet { left, kept: bytes, .. })) = (told(), self.found) else { return 1 };
+    let text: Vec<&'a str> = "let told = 1;"; // let told = 2;
+    if let Some(far_end) = house::look(b'"', '\'') {}
+}
+#[test]
+fn nothing_is_left() {}
+pub struct Window { pub(super) owed_at: u64, next: Option<Left> }
+enum Outcome { Kept { has_heard: bool }, Lost(u8) }
+"#;
+    let (unwanted, count) = names::unwanted(text);
+    let result: Vec<_> =
+        unwanted.iter().map(|of| (of.name.line, &*of.name.name, of.word, of.name.kind)).collect();
+    use names::NameKind::{Field, Function, Local};
+    let expected = [
+        (3, "ask_again", "ask", Function),
+        (4, "came", "came", Local),
+        (4, "left", "left", Local),
+        (6, "far_end", "far", Local),
+        (10, "owed_at", "owed", Field),
+        (11, "has_heard", "heard", Field),
+    ];
+    assert_eq!((result, count), (expected.to_vec(), 9));
+    let sides = "let [left, right] = sides; let left_over = 1;";
+    assert_eq!(names::unwanted(sides), (Vec::new(), 3), "`left` and `right` are sides");
 }

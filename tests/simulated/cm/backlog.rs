@@ -1,6 +1,6 @@
 //! Places in a listener's backlog: how requests get, keep and lose one.
 
-use roxie::cm::{Config, Event, ListenOn, ResolveRequest, Route, State};
+use roxie::cm::{Config, ConnectionState, Event, ListenOn, ResolveRequest, Route};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
@@ -82,14 +82,14 @@ fn repeated_request_gets_a_strangers_place() {
     for number in 1..=3 {
         flood_from(&mut pair, number, number, SERVICE);
     }
-    let strangers = requests(&pair.events(B));
+    let requests_of_flood = requests(&pair.events(B));
     pair.connect();
     pair.deliver(A);
     assert!(pair.events(B).is_empty(), "dropped");
     pair.wait_for(A);
     pair.deliver(A);
     let events = pair.events(B);
-    assert_eq!(withdrawn(&events), strangers[..1]);
+    assert_eq!(withdrawn(&events), requests_of_flood[..1]);
     let honest = requests(&events)[0];
     // Strangers no longer get that place, nor do they take each other's at once.
     for number in 4..=100 {
@@ -126,7 +126,7 @@ fn request_without_repetitions_leaves_the_backlog() {
     assert_eq!(withdrawn(&pair.events(B)), [id]);
     assert_eq!((pair.ends[B].counters().not_repeated, pair.lose(B)), (1, vec![]));
     assert!(pair.now < Nanos(20_000 * MS), "{}", pair.now);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn repeated_request_stays_in_the_backlog() {
     pair.settle();
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn taken_request_has_no_place_and_no_limit() {
     flood_from(&mut pair, 2, 2, SERVICE);
     let pending = pair.event(B).id();
     pass(&mut pair, 60_000);
-    assert_eq!((pair.state(B, taken), pair.state(B, pending)), (Some(State::ReqRcvd), None));
+    assert_eq!((pair.state(B, taken), pair.state(B, pending)), (Some(ConnectionState::ReqRcvd), None));
     pair.ends[B].accept(pair.now, taken, &acceptance()).unwrap();
     pair.agrees();
 }
@@ -209,7 +209,7 @@ fn server_bounds_half_open_connections() {
         pair.deliver(B);
         pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
         pair.deliver(A);
-        assert_eq!(pair.state(B, id), Some(State::Established));
+        assert_eq!(pair.state(B, id), Some(ConnectionState::Established));
         pair.events(B);
     }
     // Without confirmation, all others end.
@@ -221,16 +221,16 @@ fn server_bounds_half_open_connections() {
 
 #[test]
 fn honest_client_connects_to_flooded_server() {
-    each_connects_beside_flood(u32::MAX);
+    each_connects_during_flood(u32::MAX);
 }
 
 #[test]
 fn honest_client_connects_beside_repeated_flood() {
-    each_connects_beside_flood(5_000);
+    each_connects_during_flood(5_000);
 }
 
 /// 10,000 requests a second that name random addresses, `different` ones in turn: each of 50 connections is made within 2 s.
-fn each_connects_beside_flood(different: u32) {
+fn each_connects_during_flood(different: u32) {
     const CLIENTS: u32 = 50;
     let mut pair = server(128);
     let (mut number, mut honest) = (0u32, request());
@@ -243,7 +243,7 @@ fn each_connects_beside_flood(different: u32) {
         pair.deliver(A);
         for id in requests(&pair.events(B)) {
             // Another request may have its place by now.
-            if pair.state(B, id) == Some(State::ReqRcvd) {
+            if pair.state(B, id) == Some(ConnectionState::ReqRcvd) {
                 accept(pair, id);
             }
         }
@@ -264,7 +264,8 @@ fn each_connects_beside_flood(different: u32) {
         pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
         pair.deliver(A);
         let open = |pair: &Pair| {
-            let ids = pair.ends[B].ids().filter(|id| pair.state(B, *id) == Some(State::Established));
+            let ids =
+                pair.ends[B].ids().filter(|id| pair.state(B, *id) == Some(ConnectionState::Established));
             ids.count() as u32
         };
         assert_eq!(open(&pair), client + 1, "client {client} was evicted");

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use roxie::cm::{Arrival, CmError, Config, Event, ListenOn, Route, State};
+use roxie::cm::{Arrival, CmError, Config, ConnectionState, Event, ListenOn, Route};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
@@ -235,7 +235,7 @@ fn honest_client_connects_during_a_flood() {
         pair.settle();
         pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
         pair.settle();
-        assert_eq!(pair.state(B, b), Some(State::Established), "in second {second}");
+        assert_eq!(pair.state(B, b), Some(ConnectionState::Established), "in second {second}");
         pair.ends[A].destroy(pair.now, a);
         pair.settle();
         pair.ends[B].destroy(pair.now, b);
@@ -277,7 +277,7 @@ fn released_lingering_connection_is_evicted() {
                 b
             };
             pair.settle();
-            assert_eq!(pair.state(B, b), Some(State::TimeWait));
+            assert_eq!(pair.state(B, b), Some(ConnectionState::TimeWait));
             pair.events(A);
             pair.events(B);
         }

@@ -1,6 +1,6 @@
 //! Establishing a connection.
 
-use roxie::cm::{CmError, ConnectRequest, Event, ListenOn, Route, State};
+use roxie::cm::{CmError, ConnectRequest, ConnectionState, Event, ListenOn, Route};
 use roxie::verbs::{Access, AddressVector, AttrMask, Mtu, Psn, QpState, Qpn};
 use roxie::wire::Gid;
 use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Transport};
@@ -11,20 +11,20 @@ use super::pair::{A, B, Pair, SERVICE, acceptance, address, request};
 fn request_reply_and_rtu_make_a_connection() {
     let (mut pair, listener) = Pair::listening();
     let a = pair.connect();
-    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     assert_eq!(pair.deliver(A), [Kind::Req]);
     let event = pair.event(B);
-    let Event::Request { id: b, listener: asked, route, request } = event else { panic!("{event:?}") };
-    assert_eq!((asked, pair.state(B, b)), (listener, Some(State::ReqRcvd)));
+    let Event::Request { id: b, listener: requested, route, request } = event else { panic!("{event:?}") };
+    assert_eq!((requested, pair.state(B, b)), (listener, Some(ConnectionState::ReqRcvd)));
     assert_eq!((route.local, route.remote), (Gid::from(address(B)), Gid::from(address(A))));
     assert!(request.private_data.starts_with(b"please\0"));
 
     pair.ends[B].accept(pair.now, b, &acceptance()).unwrap();
-    assert_eq!(pair.state(B, b), Some(State::RepSent));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::RepSent));
     assert_eq!(pair.deliver(B), [Kind::Rep]);
     let event = pair.event(A);
     let Event::Reply { id, reply } = event else { panic!("{event:?}") };
-    assert_eq!((id, pair.state(A, a)), (a, Some(State::RepRcvd)));
+    assert_eq!((id, pair.state(A, a)), (a, Some(ConnectionState::RepRcvd)));
     assert!(reply.private_data.starts_with(b"gladly\0"));
 
     pair.ends[A].ready(a, PrivateData::new(Kind::Rtu, b"go").unwrap()).unwrap();
@@ -32,11 +32,17 @@ fn request_reply_and_rtu_make_a_connection() {
     let event = pair.event(B);
     let Event::Established { id, private_data } = event else { panic!("{event:?}") };
     assert!(id == b && private_data.starts_with(b"go\0"));
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::Established), Some(ConnectionState::Established))
+    );
     pair.no_events();
     pair.exhaust();
     // Without events, nothing is sent or forgotten.
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::Established), Some(ConnectionState::Established))
+    );
 }
 
 #[test]
@@ -146,7 +152,7 @@ fn data_before_the_rtu_establishes() {
     pair.deliver(A);
     assert_eq!(pair.ends[B].counters().received_again(Kind::Rtu), 1);
     assert!(pair.events(B).is_empty());
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
 }
 
 #[test]
@@ -182,7 +188,7 @@ fn calls_in_wrong_states_change_nothing() {
         pair.ends[A].delay(a, 20, PrivateData::EMPTY).unwrap_err(),
     ];
     for error in wrong {
-        assert!(matches!(error, CmError::State { state: State::Established, .. }), "{error}");
+        assert!(matches!(error, CmError::State { state: ConnectionState::Established, .. }), "{error}");
     }
     let unknown = CommId(a.0 ^ 1);
     assert!(matches!(
@@ -190,7 +196,10 @@ fn calls_in_wrong_states_change_nothing() {
         Err(CmError::Unknown { .. })
     ));
     assert_eq!(pair.lose(A).len() + pair.lose(B).len(), 0);
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::Established), Some(ConnectionState::Established))
+    );
 }
 
 #[test]
@@ -218,18 +227,18 @@ fn oversized_values_are_refused() {
 /// The order of the listeners does not matter.
 #[test]
 fn most_specific_listener_is_asked() {
-    closest_is_asked([ListenOn::Any, ListenOn::AnyIpv4]);
-    closest_is_asked([ListenOn::AnyIpv4, ListenOn::Any]);
+    closest_is_requested([ListenOn::Any, ListenOn::AnyIpv4]);
+    closest_is_requested([ListenOn::AnyIpv4, ListenOn::Any]);
 }
 
-fn closest_is_asked(order: [ListenOn; 2]) {
+fn closest_is_requested(order: [ListenOn; 2]) {
     let mut pair = Pair::new();
     let listeners = order.map(|on| (on, pair.ends[B].listen(SERVICE, on, 1).unwrap()));
     let of = |wanted: ListenOn| listeners.iter().find(|(on, _)| *on == wanted).unwrap().1;
     let (any, family) = (of(ListenOn::Any), of(ListenOn::AnyIpv4));
     let own = pair.ends[B].listen(SERVICE, ListenOn::Address(address(B).into()), 1).unwrap();
     let v6 = pair.ends[B].listen(SERVICE, ListenOn::AnyIpv6, 1).unwrap();
-    let asked = |pair: &mut Pair| {
+    let requested = |pair: &mut Pair| {
         let a = pair.connect();
         pair.settle();
         let event = pair.event(B);
@@ -239,11 +248,11 @@ fn closest_is_asked(order: [ListenOn; 2]) {
         pair.ends[B].destroy(now, id);
         listener
     };
-    assert_eq!(asked(&mut pair), own);
+    assert_eq!(requested(&mut pair), own);
     assert!(pair.ends[B].stop_listening(own));
-    assert_eq!(asked(&mut pair), family);
+    assert_eq!(requested(&mut pair), family);
     assert!(pair.ends[B].stop_listening(family));
-    assert_eq!(asked(&mut pair), any);
+    assert_eq!(requested(&mut pair), any);
     let again = pair.ends[B].listen(SERVICE, ListenOn::AnyIpv6, 1);
     assert_eq!(again, Err(CmError::InUse { service: SERVICE, on: ListenOn::AnyIpv6 }));
     assert!(pair.ends[B].stop_listening(v6) && !pair.ends[B].stop_listening(v6));

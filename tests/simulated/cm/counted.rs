@@ -1,6 +1,6 @@
 //! Counters of each kind of message, and the last event of an ID.
 
-use roxie::cm::{Event, HowDisconnected, Route, State, WhyUnreachable};
+use roxie::cm::{ConnectionState, Event, HowDisconnected, Route, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, CommId, Drep, Kind, Mra, PrivateData, Rej, Rep, Rtu, SidrRep};
 
@@ -37,7 +37,7 @@ fn message_kinds_are_counted_per_direction() {
     pair.settle();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    let near = [
+    let local = [
         (Kind::Req, [2, 1, 0, 0]),
         (Kind::Mra, [0, 0, 1, 0]),
         (Kind::Rep, [0, 0, 1, 0]),
@@ -45,7 +45,7 @@ fn message_kinds_are_counted_per_direction() {
         (Kind::Dreq, [0, 0, 1, 0]),
         (Kind::Drep, [1, 0, 0, 0]),
     ];
-    let far = [
+    let remote = [
         (Kind::Req, [0, 0, 2, 1]),
         (Kind::Mra, [1, 0, 0, 0]),
         (Kind::Rep, [1, 0, 0, 0]),
@@ -53,7 +53,7 @@ fn message_kinds_are_counted_per_direction() {
         (Kind::Dreq, [1, 0, 0, 0]),
         (Kind::Drep, [0, 0, 1, 0]),
     ];
-    assert_eq!((counted(&pair, A), counted(&pair, B)), (near.to_vec(), far.to_vec()));
+    assert_eq!((counted(&pair, A), counted(&pair, B)), (local.to_vec(), remote.to_vec()));
     assert!(
         pair.ends[A].counters().drops().iter().all(|(name, count)| name.starts_with("cm_") && *count == 0)
     );
@@ -79,23 +79,23 @@ fn messages_in_wrong_states_are_counted() {
         let kind = message.kind();
         pair.forge(to, 1, &message);
         assert_eq!(pair.ends[to].counters().out_of_state, count, "{kind:?}");
-        assert_eq!(pair.state(to, b), Some(State::ReqRcvd), "{kind:?}");
+        assert_eq!(pair.state(to, b), Some(ConnectionState::ReqRcvd), "{kind:?}");
     }
     pair.no_events();
     // Invalid messages for a SIDR request, too, which has a single answer.
     let question = roxie::cm::ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
-    let asked = pair.ends[A].resolve(pair.now, &question).unwrap();
+    let resolution = pair.ends[A].resolve(pair.now, &question).unwrap();
     pair.lose(A);
     let before = pair.ends[A].counters().out_of_state;
     for (count, message) in (1..).zip([
-        CmMessage::Rej(Rej { remote_comm_id: asked, ..Rej::default() }),
-        CmMessage::Mra(Mra { remote_comm_id: asked, ..Mra::default() }),
-        CmMessage::Rtu(Rtu { remote_comm_id: asked, ..Rtu::default() }),
+        CmMessage::Rej(Rej { remote_comm_id: resolution, ..Rej::default() }),
+        CmMessage::Mra(Mra { remote_comm_id: resolution, ..Mra::default() }),
+        CmMessage::Rtu(Rtu { remote_comm_id: resolution, ..Rtu::default() }),
     ]) {
         let kind = message.kind();
         pair.forge(A, 1, &message);
         assert_eq!(pair.ends[A].counters().out_of_state - before, count, "{kind:?}");
-        assert_eq!(pair.state(A, asked), Some(State::SidrReqSent), "{kind:?}");
+        assert_eq!(pair.state(A, resolution), Some(ConnectionState::SidrReqSent), "{kind:?}");
     }
     pair.no_events();
 }
@@ -110,8 +110,8 @@ fn drops_are_counted_by_reason() {
         pair.ends[A].handle_mad(pair.now, &[0; 256], &from);
     }
     let drops = pair.ends[A].counters().drops();
-    let told: Vec<_> = drops.iter().filter(|(_, count)| *count > 0).collect();
-    assert_eq!(told, [&("cm_not_cm", 3)]);
+    let counted: Vec<_> = drops.iter().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(counted, [&("cm_not_cm", 3)]);
     let names: std::collections::BTreeSet<_> = drops.iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), drops.len());
 }
@@ -130,7 +130,7 @@ fn listeners_are_counted() {
 #[test]
 fn last_event_of_an_id_is_recognized() {
     let (id, route) = (CommId(7), Route::new(address(A), address(B)));
-    let why = WhyUnreachable::Silent { asked: 1 };
+    let why = WhyUnreachable::Silent { sent: 1 };
     let last = [
         Event::Rejected { id, reject: Box::new(Rej::default()) },
         Event::Unreachable { id, unanswered: Kind::Req, why },

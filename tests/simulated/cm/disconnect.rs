@@ -1,6 +1,6 @@
 //! Ending a connection.
 
-use roxie::cm::{CmError, Event, HowDisconnected, State};
+use roxie::cm::{CmError, ConnectionState, Event, HowDisconnected};
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, PrivateData, Rep};
 
@@ -31,9 +31,9 @@ fn either_end_can_disconnect() {
         assert_eq!(pair.deliver(agrees), [Kind::Drep]);
         assert_eq!(how(&pair.event(asks)), HowDisconnected::Agreed);
         for end in [A, B] {
-            assert_eq!(pair.state(end, ids[end]), Some(State::TimeWait));
+            assert_eq!(pair.state(end, ids[end]), Some(ConnectionState::TimeWait));
         }
-        pair.nothing_is_left();
+        pair.assert_empty();
         for end in [A, B] {
             assert_eq!(pair.events(end), [Event::TimeWaitExit { id: ids[end] }]);
         }
@@ -52,7 +52,7 @@ fn both_ends_can_disconnect_at_once() {
         (how(&pair.event(A)), how(&pair.event(B))),
         (HowDisconnected::Agreed, HowDisconnected::Agreed)
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// A DREP belongs to the transaction of the DREQ that it answers, not to that of the same end's DREQ.
@@ -64,15 +64,18 @@ fn crossing_disconnects_keep_their_transactions() {
     for end in [A, B] {
         pair.ends[end].disconnect(now, ids[end], PrivateData::EMPTY).unwrap();
     }
-    let asked = [A, B].map(|end| CmMessage::read(&pair.outbox(end)[0].mad).unwrap().0);
-    assert_ne!(asked[A], asked[B]);
+    let requests = [A, B].map(|end| CmMessage::read(&pair.outbox(end)[0].mad).unwrap().0);
+    assert_ne!(requests[A], requests[B]);
     let crossing = [A, B].map(|end| std::mem::take(pair.outbox(end)));
     pair.give(B, &crossing[A][0]);
     pair.give(A, &crossing[B][0]);
     for end in [A, B] {
         let answers = pair.take(end);
         let [(tid, CmMessage::Drep(drep))] = &answers[..] else { panic!("{answers:?}") };
-        assert_eq!((*tid, drep.local_comm_id, drep.remote_comm_id), (asked[1 - end], ids[end], ids[1 - end]));
+        assert_eq!(
+            (*tid, drep.local_comm_id, drep.remote_comm_id),
+            (requests[1 - end], ids[end], ids[1 - end])
+        );
     }
 }
 
@@ -88,7 +91,7 @@ fn id_is_kept_during_timewait() {
     let ended = pair.now;
     pair.events(A);
     let error = pair.ends[A].disconnect(ended, a, PrivateData::EMPTY).unwrap_err();
-    assert!(matches!(error, CmError::State { state: State::TimeWait, .. }));
+    assert!(matches!(error, CmError::State { state: ConnectionState::TimeWait, .. }));
     while pair.state(A, a).is_some() {
         pair.step(A);
     }
@@ -133,10 +136,10 @@ fn dreq_must_name_the_qp() {
     let (a, b) = pair.established();
     let dreq = Dreq { local_comm_id: a, remote_comm_id: b, remote_qpn: Qpn::new(0x23), ..Dreq::default() };
     pair.forge(B, 1, &CmMessage::Dreq(dreq.clone()));
-    assert_eq!((pair.state(B, b), pair.lose(B).len()), (Some(State::Established), 0));
+    assert_eq!((pair.state(B, b), pair.lose(B).len()), (Some(ConnectionState::Established), 0));
     pair.no_events();
     pair.forge(B, 1, &CmMessage::Dreq(Dreq { remote_qpn: Qpn::new(0x22), ..dreq }));
-    assert_eq!(pair.state(B, b), Some(State::DreqRcvd));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::DreqRcvd));
 }
 
 #[test]
@@ -144,18 +147,18 @@ fn silent_peer_exhausts_dreq_retries() {
     let (mut pair, _) = Pair::listening();
     let (a, _) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
-    let mut asked = 0;
+    let mut requests = 0;
     loop {
         pair.wait_for(A);
         match pair.lose(A)[..] {
-            [Kind::Dreq] => asked += 1,
+            [Kind::Dreq] => requests += 1,
             _ => break,
         }
-        if pair.state(A, a) == Some(State::TimeWait) {
+        if pair.state(A, a) == Some(ConnectionState::TimeWait) {
             break;
         }
     }
-    assert_eq!(asked, 16);
+    assert_eq!(requests, 16);
     let events = pair.events(A);
     assert_eq!(how(&events[0]), HowDisconnected::NoAnswer);
 }
@@ -177,7 +180,7 @@ fn dreq_overtakes_a_lost_rtu() {
     pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
     pair.settle();
     assert_eq!(how(&pair.event(A)), HowDisconnected::Agreed);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// The active end's QP is in RTS before its RTU, and its data may have established the passive end.
@@ -196,7 +199,7 @@ fn dreq_may_precede_the_consumers_rtu() {
     assert!(matches!(pair.ends[A].ready(a, PrivateData::EMPTY), Err(CmError::State { .. })));
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -218,7 +221,7 @@ fn destroyed_connection_sends_dreq() {
         assert!(matches!(pair.event(other), Event::DisconnectRequested { .. }));
         pair.ends[other].destroy(pair.now, ids[other]);
         pair.settle();
-        pair.nothing_is_left();
+        pair.assert_empty();
         pair.no_events();
     }
 }
@@ -294,6 +297,6 @@ fn unsolicited_answers_are_only_counted() {
         pair.forge(B, 4, &message);
     }
     assert_eq!(pair.ends[B].counters().out_of_state, 2);
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
     pair.no_events();
 }

@@ -1,6 +1,6 @@
 //! Requests that arrive before a listener exists.
 
-use roxie::cm::{Event, ListenOn, ResolveRequest, Route, State};
+use roxie::cm::{ConnectionState, Event, ListenOn, ResolveRequest, Route};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, Kind, PrivateData, Rej, RejReason, SidrStatus, Stage};
 
@@ -43,8 +43,8 @@ fn unwanted_request_is_refused_once_after_grace() {
     pair.give(B, &sent[0]);
     pair.settle();
     // A listener for another service changes nothing.
-    let elsewhere = roxie::wire::ServiceId(SERVICE.0 + 1);
-    pair.ends[B].listen(elsewhere, ListenOn::Any, 8).unwrap();
+    let other_service = roxie::wire::ServiceId(SERVICE.0 + 1);
+    pair.ends[B].listen(other_service, ListenOn::Any, 8).unwrap();
     assert!(pair.step(B));
     assert!(pair.outbox(B).is_empty());
     let begun = pair.now;
@@ -56,7 +56,7 @@ fn unwanted_request_is_refused_once_after_grace() {
         matches!(&event, Event::Rejected { reject, .. } if reject.reason == RejReason::INVALID_SERVICE_ID),
         "{event:?}"
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -106,9 +106,9 @@ fn refusals_do_not_use_retries() {
     let mut pair = Pair::with(a, config(B));
     let begun = pair.now;
     pair.ends[A].connect(begun, &request).unwrap();
-    let mut asked = 0;
+    let mut requests = 0;
     loop {
-        asked += pair.deliver(A).len();
+        requests += pair.deliver(A).len();
         assert_eq!(pair.deliver(B).len(), 1, "refused at once");
         if let Some(event) = pair.ends[A].poll_event() {
             assert!(matches!(event, Event::Rejected { .. }), "{event:?}");
@@ -117,8 +117,8 @@ fn refusals_do_not_use_retries() {
         pair.wait_for(A);
     }
     // Every 20 ms of the 250.
-    assert_eq!((asked, pair.now < begun + a.insistence), (13, true));
-    pair.nothing_is_left();
+    assert_eq!((requests, pair.now < begun + a.insistence), (13, true));
+    pair.assert_empty();
 }
 
 /// A request that a kernel refuses at once is repeated, without using retries.
@@ -129,10 +129,10 @@ fn refused_request_is_repeated_for_a_while() {
         a.insistence = Nanos::from_millis(50);
         let mut pair = Pair::with(a, config(B));
         let id = pair.connect();
-        let (mut asked, begun) = (Vec::new(), pair.now);
+        let (mut requests, begun) = (Vec::new(), pair.now);
         for _ in 0..2 {
-            asked.extend(pair.take(A));
-            let refusal = asked.last().map(|(tid, _)| *tid).unwrap();
+            requests.extend(pair.take(A));
+            let refusal = requests.last().map(|(tid, _)| *tid).unwrap();
             let rej = Rej {
                 remote_comm_id: id,
                 message: Stage::Req,
@@ -144,8 +144,8 @@ fn refused_request_is_repeated_for_a_while() {
             pair.wait_for(A);
         }
         // Each message is the same request.
-        asked.extend(pair.outbox(A).iter().map(|transmit| CmMessage::read(&transmit.mad).unwrap()));
-        assert!(asked.len() == 3 && asked.windows(2).all(|two| two[0] == two[1]), "{asked:?}");
+        requests.extend(pair.outbox(A).iter().map(|transmit| CmMessage::read(&transmit.mad).unwrap()));
+        assert!(requests.len() == 3 && requests.windows(2).all(|two| two[0] == two[1]), "{requests:?}");
         if listener_comes {
             pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
         }
@@ -163,11 +163,11 @@ fn refused_request_is_repeated_for_a_while() {
                 ..Rej::default()
             };
             pair.forge(A, 1, &CmMessage::Rej(old));
-            assert_eq!(pair.state(A, id), Some(State::Established));
+            assert_eq!(pair.state(A, id), Some(ConnectionState::Established));
         } else {
             assert!(matches!(pair.event(A), Event::Rejected { .. }));
             assert!(pair.now < begun + Nanos::from_millis(60));
-            pair.nothing_is_left();
+            pair.assert_empty();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use roxie::cm::{Arrival, Config, ListenOn, Route, State};
+use roxie::cm::{Arrival, Config, ConnectionState, ListenOn, Route};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
@@ -32,7 +32,7 @@ fn give_from(pair: &mut Pair, host: u32, message: &CmMessage) {
 }
 
 /// Gives B a REQ of a host's QP, with an ID of this life of the host.
-fn ask_from(pair: &mut Pair, host: u32, qp: u32, life: u32) {
+fn request_from(pair: &mut Pair, host: u32, qp: u32, life: u32) {
     let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + host).into();
     let mut req = Req {
         local_comm_id: CommId(life << 16 | qp),
@@ -50,14 +50,14 @@ fn ask_from(pair: &mut Pair, host: u32, qp: u32, life: u32) {
 
 /// Connects a host's QP to B.
 fn connect_from(pair: &mut Pair, host: u32, qp: u32) -> CommId {
-    ask_from(pair, host, qp, 1);
+    request_from(pair, host, qp, 1);
     let id = pair.event(B).id();
     pair.ends[B].accept(pair.now, id, &acceptance()).unwrap();
     let (local_comm_id, private_data) = (CommId(1 << 16 | qp), PrivateData::EMPTY);
     give_from(pair, host, &CmMessage::Rtu(Rtu { local_comm_id, remote_comm_id: id, private_data }));
     pair.lose(B);
     assert_eq!(pair.event(B).id(), id);
-    assert_eq!(pair.state(B, id), Some(State::Established));
+    assert_eq!(pair.state(B, id), Some(ConnectionState::Established));
     id
 }
 
@@ -73,7 +73,7 @@ fn advance(pair: &mut Pair, time: Nanos) {
 }
 
 fn established(pair: &Pair, ids: &[CommId]) -> usize {
-    ids.iter().filter(|id| pair.state(B, **id) == Some(State::Established)).count()
+    ids.iter().filter(|id| pair.state(B, **id) == Some(ConnectionState::Established)).count()
 }
 
 #[test]
@@ -82,21 +82,25 @@ fn requests_in_one_name_leave_examinations_to_others() {
     let (_, restarted) = pair.established();
     let named: Vec<CommId> = (1..=300).map(|qp| connect_from(&mut pair, 1, qp)).collect();
     for qp in 1..=300 {
-        ask_from(&mut pair, 1, qp, 2);
+        request_from(&mut pair, 1, qp, 2);
     }
     pair.ends[A] = roxie::cm::Manager::new(Config { seed: 999, ..config(A) });
     pair.sent[A].clear();
     pair.connect();
     pair.deliver(A);
     advance(&mut pair, LONG);
-    assert_eq!(pair.state(B, restarted), Some(State::DreqSent), "the peer that has restarted has a place");
+    assert_eq!(
+        pair.state(B, restarted),
+        Some(ConnectionState::DreqSent),
+        "the peer that has restarted has a place"
+    );
     // It is that of the first one.
     assert_eq!(established(&pair, &named), named.len() - (MOST - 1));
     assert_eq!(established(&pair, &named[..1]), 1);
     // Requests without a place: 44, and the one that has lost it.
     assert_eq!(pair.ends[B].counters().names_connected_qp, 45);
     // It is examined when it is repeated.
-    ask_from(&mut pair, 1, 1, 3);
+    request_from(&mut pair, 1, 1, 3);
     advance(&mut pair, LONG);
     assert_eq!(established(&pair, &named[..1]), 0);
 }
@@ -109,7 +113,7 @@ fn examinations_of_two_addresses_share_the_places() {
     let ids = [of(&mut pair, 1), of(&mut pair, 2)];
     for host in [1, 2] {
         for qp in 1..=300 {
-            ask_from(&mut pair, host, qp, 2);
+            request_from(&mut pair, host, qp, 2);
         }
     }
     advance(&mut pair, LONG);
@@ -123,7 +127,7 @@ fn examinations_of_many_addresses_come_to_their_end() {
     let mut pair = pair();
     let ids: Vec<CommId> = (1..=300).map(|host| connect_from(&mut pair, host, 1)).collect();
     for host in 1..=300 {
-        ask_from(&mut pair, host, 1, 2);
+        request_from(&mut pair, host, 1, 2);
     }
     advance(&mut pair, LONG);
     assert_eq!(established(&pair, &ids), 300 - MOST);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use roxie::cm::{Event, Handover, HandoverStore, Manager, State};
+use roxie::cm::{ConnectionState, Event, Handover, HandoverStore, Manager};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CommId, Kind, PrivateData};
 
@@ -13,11 +13,11 @@ use super::pair::{A, B, Pair, config};
 /// Replaces the manager of an end by one that knows only the state that the old one left.
 fn die(pair: &mut Pair, end: usize) {
     let ids: Vec<_> = pair.ends[end].ids().collect();
-    let left: Vec<_> = ids.into_iter().filter_map(|id| pair.ends[end].handover(id)).collect();
+    let handovers: Vec<_> = ids.into_iter().filter_map(|id| pair.ends[end].handover(id)).collect();
     pair.ends[end] = Manager::new(config(end));
-    for handover in left {
-        let kept = Handover::from_words(&handover.to_words()).unwrap();
-        pair.ends[end].take_over(pair.now, &kept).unwrap();
+    for handover in handovers {
+        let read = Handover::from_words(&handover.to_words()).unwrap();
+        pair.ends[end].take_over(pair.now, &read).unwrap();
     }
 }
 
@@ -36,7 +36,7 @@ fn successor_ends_established_connection_at_peer() {
         assert!(matches!(event, Event::DisconnectRequested { id, .. } if id == [a, b][peer]), "{event:?}");
         pair.ends[peer].disconnect(pair.now, event.id(), PrivateData::EMPTY).unwrap();
         assert_eq!(pair.deliver(peer), [Kind::Drep]);
-        pair.nothing_is_left();
+        pair.assert_empty();
         assert!(pair.events(end).is_empty(), "no listener exists");
     }
 }
@@ -47,12 +47,12 @@ fn successor_waits_a_second_for_peer() {
     pair.established();
     die(&mut pair, A);
     let begun = pair.now;
-    let mut said = pair.lose(A);
+    let mut sent = pair.lose(A);
     while pair.ends[A].connections() > 0 {
         assert!(pair.step(A), "it waits for ever");
-        said.extend(pair.lose(A));
+        sent.extend(pair.lose(A));
     }
-    assert_eq!(said, [Kind::Dreq; 5]);
+    assert_eq!(sent, [Kind::Dreq; 5]);
     let took = Nanos(pair.now.0 - begun.0);
     assert!((Nanos::from_millis(900)..Nanos::from_millis(1100)).contains(&took), "{took:?}");
 }
@@ -66,10 +66,10 @@ fn successor_ends_connections_of_any_state() {
         let state = pair.state(end, id).unwrap();
         pair.lose(end);
         pair.events(1 - end);
-        let told = pair.ends[end].handover(id).is_some();
+        let has_handover = pair.ends[end].handover(id).is_some();
         die(&mut pair, end);
-        let said = pair.deliver(end);
-        assert_eq!(!said.is_empty(), told, "{state:?}: {said:?}");
+        let sent = pair.deliver(end);
+        assert_eq!(!sent.is_empty(), has_handover, "{state:?}: {sent:?}");
         for event in pair.events(1 - end) {
             pair.ends[1 - end].destroy(pair.now, event.id());
         }
@@ -77,14 +77,16 @@ fn successor_ends_connections_of_any_state() {
         pair.exhaust();
         assert_eq!(pair.ends[end].connections(), 0, "{state:?}");
         let expected = match state {
-            State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd | State::MraRepRcvd => {
-                &[Kind::Rej][..]
-            }
-            State::Established | State::DreqSent => &[Kind::Dreq],
-            State::DreqRcvd => &[Kind::Drep],
+            ConnectionState::ReqSent
+            | ConnectionState::ReqRcvd
+            | ConnectionState::RepSent
+            | ConnectionState::RepRcvd
+            | ConnectionState::MraRepRcvd => &[Kind::Rej][..],
+            ConnectionState::Established | ConnectionState::DreqSent => &[Kind::Dreq],
+            ConnectionState::DreqRcvd => &[Kind::Drep],
             _ => &[],
         };
-        assert_eq!(said, expected, "{state:?}");
+        assert_eq!(sent, expected, "{state:?}");
     }
 }
 
@@ -94,8 +96,8 @@ fn saved_state_survives_encoding() {
     for stop in 0..8 {
         let (mut pair, _) = Pair::listening();
         let (end, id) = bring_to(&mut pair, stop);
-        let left = pair.ends[end].handover(id).unwrap();
-        assert_eq!(Handover::from_words(&left.to_words()), Some(left), "{:?}", pair.state(end, id));
+        let handovers = pair.ends[end].handover(id).unwrap();
+        assert_eq!(Handover::from_words(&handovers.to_words()), Some(handovers), "{:?}", pair.state(end, id));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Lost, late and doubled messages while a connection is established.
 
-use roxie::cm::{ConnectRequest, Event, State, WhyUnreachable};
+use roxie::cm::{ConnectRequest, ConnectionState, Event, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, Kind, Mra, PrivateData, RejReason, Stage};
 
@@ -20,7 +20,7 @@ fn lost_request_is_retransmitted() {
     assert_eq!(pair.outbox(A)[0], first, "the same message, transaction included");
     pair.settle();
     assert!(matches!(pair.event(B), Event::Request { .. }));
-    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     assert_eq!(pair.ends[A].counters().sent_again(Kind::Req), 1);
 }
 
@@ -29,7 +29,7 @@ fn silent_peer_is_given_up_with_a_rej() {
     let (mut pair, _) = Pair::listening();
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 3, ..request() }).unwrap();
     let mut sent = pair.lose(A);
-    while pair.state(A, a) == Some(State::ReqSent) {
+    while pair.state(A, a) == Some(ConnectionState::ReqSent) {
         pair.wait_for(A);
         sent.extend(pair.take(A).iter().map(|(_, message)| {
             if let CmMessage::Rej(rej) = message {
@@ -41,9 +41,9 @@ fn silent_peer_is_given_up_with_a_rej() {
     assert_eq!(sent, [Kind::Req, Kind::Req, Kind::Req, Kind::Req, Kind::Rej]);
     assert_eq!(
         pair.event(A),
-        Event::Unreachable { id: a, unanswered: Kind::Req, why: WhyUnreachable::Silent { asked: 4 } }
+        Event::Unreachable { id: a, unanswered: Kind::Req, why: WhyUnreachable::Silent { sent: 4 } }
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -56,14 +56,14 @@ fn repeated_request_is_answered_by_mra() {
     assert_eq!(pair.deliver(A), [Kind::Req]);
     let began = pair.now;
     assert_eq!(pair.deliver(B), [Kind::Mra]);
-    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
     // Two copies give one event, and a wait of 4.096 us * 2^24.
     let id = pair.event(B).id();
-    assert_eq!(pair.state(B, id), Some(State::MraReqSent));
+    assert_eq!(pair.state(B, id), Some(ConnectionState::MraReqSent));
     pair.wait_for(A);
     assert!(pair.now - began > Nanos(4096 << 24), "{}", pair.now - began);
     assert_eq!(pair.lose(A), [Kind::Req]);
-    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     // The consumer decides in the end.
     pair.ends[B].accept(pair.now, id, &super::pair::acceptance()).unwrap();
     pair.settle();
@@ -80,7 +80,10 @@ fn consumer_may_send_mra_at_once() {
     let (_, CmMessage::Mra(mra)) = CmMessage::read(&pair.outbox(B)[0].mad).unwrap() else { panic!("no MRA") };
     assert_eq!((mra.message, mra.service_timeout, mra.remote_comm_id), (Stage::Req, 22, a));
     pair.settle();
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::RepWait), Some(State::MraReqSent)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::RepWait), Some(ConnectionState::MraReqSent))
+    );
     // Once per message: repeated MRAs cannot hold the peer for ever.
     let deadline = pair.ends[A].next_deadline();
     pair.now = pair.now + Nanos::from_millis(5);
@@ -102,7 +105,7 @@ fn lost_reply_is_retransmitted() {
     pair.wait_for(B);
     assert_eq!(pair.deliver(B), [Kind::Rep]);
     assert!(matches!(pair.event(A), Event::Reply { id, .. } if id == a));
-    assert_eq!(pair.state(B, b), Some(State::RepSent));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::RepSent));
 }
 
 #[test]
@@ -115,7 +118,10 @@ fn repeated_reply_is_answered_by_mra() {
     pair.wait_for(B);
     pair.deliver(B);
     assert_eq!(pair.deliver(A), [Kind::Mra]);
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::MraRepSent), Some(State::MraRepRcvd)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::MraRepSent), Some(ConnectionState::MraRepRcvd))
+    );
     assert_eq!(pair.events(A).len(), 1);
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.settle();
@@ -132,13 +138,13 @@ fn reply_is_retransmitted_after_mra_timeout() {
     pair.ends[A].delay(a, 21, PrivateData::EMPTY).unwrap();
     pair.settle();
     let began = pair.now;
-    assert_eq!(pair.state(B, b), Some(State::MraRepRcvd));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::MraRepRcvd));
     pair.wait_for(B);
     assert!(pair.now - began > Nanos(4096 << 21));
     // The peer may request more time again.
-    assert_eq!((pair.state(B, b), pair.deliver(B)), (Some(State::RepSent), vec![Kind::Rep]));
+    assert_eq!((pair.state(B, b), pair.deliver(B)), (Some(ConnectionState::RepSent), vec![Kind::Rep]));
     assert_eq!(pair.deliver(A), [Kind::Mra]);
-    assert_eq!(pair.state(B, b), Some(State::MraRepRcvd));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::MraRepRcvd));
 }
 
 #[test]
@@ -170,13 +176,13 @@ fn passive_end_gives_up_without_rtu() {
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.lose(A);
     let mut last = Vec::new();
-    while pair.state(B, b) != Some(State::TimeWait) {
+    while pair.state(B, b) != Some(ConnectionState::TimeWait) {
         pair.wait_for(B);
         last = std::mem::take(pair.outbox(B));
     }
     assert_eq!(
         pair.event(B),
-        Event::Unreachable { id: b, unanswered: Kind::Rep, why: WhyUnreachable::Silent { asked: 16 } }
+        Event::Unreachable { id: b, unanswered: Kind::Rep, why: WhyUnreachable::Silent { sent: 16 } }
     );
     let (_, CmMessage::Rej(rej)) = CmMessage::read(&last[0].mad).unwrap() else { panic!("no REJ") };
     assert_eq!((rej.reason, rej.message), (RejReason::TIMEOUT, Stage::Rep));
@@ -210,7 +216,7 @@ fn duplicate_messages_change_nothing() {
     both(&mut pair, A);
     assert!(matches!(pair.event(A), Event::Disconnected { .. }));
     assert!(matches!(pair.event(B), Event::Disconnected { .. }));
-    pair.nothing_is_left();
+    pair.assert_empty();
     assert_eq!((pair.events(A).len(), pair.events(B).len()), (1, 1));
 }
 
@@ -222,7 +228,7 @@ fn peers_timeout_code_is_bounded() {
     let b = pair.event(B).id();
     let mra = Mra { local_comm_id: b, remote_comm_id: a, service_timeout: 31, ..Mra::default() };
     pair.forge(A, 1, &CmMessage::Mra(mra));
-    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
     let wait = pair.ends[A].next_deadline() - pair.now;
     assert!(wait < Nanos(2 * (4096 << 24)), "{wait}");
 }

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use roxie::cm::{
-    AcceptOptions, Arrival, Config, ConnectRequest, Event, ListenOn, Listener, LocalQp, Manager, Route,
-    State, Transmit,
+    AcceptOptions, Arrival, Config, ConnectRequest, ConnectionState, Event, ListenOn, Listener, LocalQp,
+    Manager, Route, Transmit,
 };
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
@@ -63,9 +63,9 @@ pub struct Pair {
     pub ends: [Manager; 2],
     /// Messages of each end that have not been delivered.
     pub sent: [Vec<Transmit>; 2],
-    pub hears: [Hears; 2],
+    pub receives: [Hears; 2],
     /// Number of questions to the peer, by end.
-    pub asked: [u32; 2],
+    pub questions: [u32; 2],
     is_answered: [bool; 2],
 }
 
@@ -76,8 +76,8 @@ impl Pair {
 
     pub fn with(a: Config, b: Config) -> Pair {
         let ends = [Manager::new(a), Manager::new(b)];
-        let (sent, hears) = ([Vec::new(), Vec::new()], [Hears::Nothing; 2]);
-        Pair { now: Nanos::from_millis(1), ends, sent, hears, asked: [0; 2], is_answered: [false; 2] }
+        let (sent, receives) = ([Vec::new(), Vec::new()], [Hears::Nothing; 2]);
+        Pair { now: Nanos::from_millis(1), ends, sent, receives, questions: [0; 2], is_answered: [false; 2] }
     }
 
     /// Returns a pair with a listener at B.
@@ -100,15 +100,15 @@ impl Pair {
     fn examine(&mut self, end: usize) {
         while let Some(examination) = self.ends[end].poll_examination() {
             let is_answered = std::mem::take(&mut self.is_answered[end]);
-            let has_heard = match self.hears[end] {
+            let has_received = match self.receives[end] {
                 Hears::Nothing => false,
                 Hears::Answers => is_answered,
                 Hears::Data => true,
             };
-            if examination.asks && !has_heard {
-                (self.asked[end], self.is_answered[end]) = (self.asked[end] + 1, true);
+            if examination.probes_peer && !has_received {
+                (self.questions[end], self.is_answered[end]) = (self.questions[end] + 1, true);
             }
-            self.ends[end].examined(self.now, &examination, has_heard);
+            self.ends[end].examined(self.now, &examination, has_received);
         }
     }
 
@@ -216,7 +216,7 @@ impl Pair {
         }
     }
 
-    pub fn state(&self, end: usize, id: CommId) -> Option<State> {
+    pub fn state(&self, end: usize, id: CommId) -> Option<ConnectionState> {
         self.ends[end].state(id)
     }
 
@@ -246,7 +246,7 @@ impl Pair {
     }
 
     /// Asserts that neither end has any state left, after all timers.
-    pub fn nothing_is_left(&mut self) {
+    pub fn assert_empty(&mut self) {
         self.exhaust();
         for end in [A, B] {
             assert_eq!(self.ends[end].connections(), 0, "end {end}");

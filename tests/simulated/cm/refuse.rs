@@ -1,6 +1,6 @@
 //! Refused connections.
 
-use roxie::cm::{ConnectRequest, Event, State};
+use roxie::cm::{ConnectRequest, ConnectionState, Event};
 use roxie::wire::cm::{
     AprStatus, Ari, CmMessage, CommId, Kind, Lap, Path, PrivateData, Rej, RejReason, Req, Stage, Transport,
 };
@@ -29,7 +29,7 @@ fn missing_listener_gives_invalid_service_id() {
     pair.settle();
     assert_eq!(reason(&pair.event(A)), RejReason::INVALID_SERVICE_ID);
     assert_eq!(pair.state(A, a), None);
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -46,7 +46,7 @@ fn consumer_may_refuse_a_request() {
     let Event::Rejected { id, reject } = event else { panic!("{event:?}") };
     assert_eq!((id, reject.reason, reject.message), (a, RejReason::CONSUMER, Stage::Req));
     assert!(reject.private_data.starts_with(b"closed\0") && *reject.ari == *b"!");
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -63,7 +63,7 @@ fn consumer_may_refuse_a_reply() {
     let event = pair.event(B);
     assert_eq!((event.id(), reason(&event)), (b, RejReason::CONSUMER));
     assert!(matches!(event, Event::Rejected { reject, .. } if reject.message == Stage::Rep));
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -80,7 +80,7 @@ fn passive_consumer_may_refuse_after_its_reply() {
     assert!(matches!(events[0], Event::Reply { .. }));
     assert_eq!((events.len(), reason(&events[1])), (2, RejReason::NO_RESOURCES));
     assert_eq!(events[1].id(), a);
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -121,7 +121,7 @@ fn reply_to_unknown_request_is_refused() {
     pair.deliver(A);
     let event = pair.event(B);
     assert_eq!((event.id(), reason(&event)), (b, RejReason::INVALID_COMM_ID));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -134,8 +134,8 @@ fn reply_to_withdrawn_request_is_refused() {
     assert_eq!(pair.lose(A), [Kind::Rej]);
     pair.settle();
     assert_eq!(reason(&pair.event(B)), RejReason::TIMEOUT);
-    assert_eq!(pair.state(B, b), Some(State::TimeWait));
-    pair.nothing_is_left();
+    assert_eq!(pair.state(B, b), Some(ConnectionState::TimeWait));
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -144,15 +144,15 @@ fn withdrawing_a_request_reaches_the_peer() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
-    let asked = pair.event(B).id();
+    let id = pair.event(B).id();
     // The REJ cannot name B's ID of the connection: A's adapter and ID identify it.
     pair.ends[A].destroy(pair.now, a);
     let (_, CmMessage::Rej(rej)) = CmMessage::read(&pair.outbox(A)[0].mad).unwrap() else { panic!("no REJ") };
     assert_eq!((rej.remote_comm_id, rej.ari.guid()), (CommId(0), Some(pair.ends[A].config().ca_guid)));
     pair.settle();
     let event = pair.event(B);
-    assert_eq!((event.id(), reason(&event)), (asked, RejReason::TIMEOUT));
-    pair.nothing_is_left();
+    assert_eq!((event.id(), reason(&event)), (id, RejReason::TIMEOUT));
+    pair.assert_empty();
 }
 
 /// Returns A's REQ with a change.
@@ -199,7 +199,7 @@ fn refusal_from_another_host_is_ignored() {
     transmit.route.remote = address(A).into();
     pair.give(A, &transmit);
     assert_eq!(pair.ends[A].counters().not_from_peer, 1);
-    assert_eq!(pair.state(A, a), Some(State::ReqSent));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     pair.no_events();
 }
 
@@ -210,7 +210,7 @@ fn refusal_ends_an_established_connection() {
     let rej = Rej { local_comm_id: b, remote_comm_id: a, reason: RejReason::TIMEOUT, ..Rej::default() };
     pair.forge(A, 9, &CmMessage::Rej(rej));
     assert!(matches!(pair.event(A), Event::Disconnected { id, .. } if id == a));
-    assert_eq!(pair.state(A, a), Some(State::TimeWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::TimeWait));
 }
 
 /// Only a request may be refused without the refusing end's ID, which other hosts do not know.
@@ -232,7 +232,7 @@ fn refusal_without_id_ends_no_connection() {
         forge(&mut pair, end, id);
         assert_eq!(
             (pair.state(end, id), pair.ends[end].counters().unknown_id),
-            (Some(State::Established), 3)
+            (Some(ConnectionState::Established), 3)
         );
     }
     pair.no_events();
@@ -241,7 +241,7 @@ fn refusal_without_id_ends_no_connection() {
     pair.settle();
     let half_open = pair.accept();
     forge(&mut pair, B, half_open);
-    assert_eq!(pair.state(B, half_open), Some(State::RepSent));
+    assert_eq!(pair.state(B, half_open), Some(ConnectionState::RepSent));
 }
 
 #[test]

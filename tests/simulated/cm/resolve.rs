@@ -1,6 +1,8 @@
 //! SIDR: finding the datagram QP that serves a service ID.
 
-use roxie::cm::{CmError, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::cm::{
+    CmError, ConnectionState, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, WhyUnreachable,
+};
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{Kind, PrivateData, SidrStatus};
 use roxie::wire::service_id::RDMA_UDP_QKEY;
@@ -31,8 +33,10 @@ fn service_id_resolves_to_qp_and_qkey() {
     let a = pair.ends[A].resolve(pair.now, &question()).unwrap();
     assert_eq!(pair.deliver(A), [Kind::SidrReq]);
     let event = pair.event(B);
-    let Event::ResolutionRequest { id: b, listener: asked, request, .. } = event else { panic!("{event:?}") };
-    assert!(asked == listener && request.private_data.starts_with(b"who?\0"));
+    let Event::ResolutionRequest { id: b, listener: requested, request, .. } = event else {
+        panic!("{event:?}")
+    };
+    assert!(requested == listener && request.private_data.starts_with(b"who?\0"));
     pair.ends[B].answer_resolution(pair.now, b, &answer()).unwrap();
     assert_eq!(pair.deliver(B), [Kind::SidrRep]);
     let event = pair.event(A);
@@ -43,7 +47,7 @@ fn service_id_resolves_to_qp_and_qkey() {
     );
     assert!(reply.service_id == DATAGRAMS && reply.private_data.starts_with(b"me\0"));
     assert_eq!(pair.state(A, a), None);
-    pair.nothing_is_left();
+    pair.assert_empty();
     pair.no_events();
 }
 
@@ -57,7 +61,7 @@ fn unserved_service_id_is_refused() {
         matches!(&event, Event::Resolved { reply, .. } if reply.status == SidrStatus::UNSUPPORTED),
         "{event:?}"
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -92,9 +96,9 @@ fn silence_is_reported_after_all_retries() {
     assert_eq!(sent, 3);
     assert_eq!(
         pair.event(A),
-        Event::Unreachable { id: a, unanswered: Kind::SidrReq, why: WhyUnreachable::Silent { asked: 3 } }
+        Event::Unreachable { id: a, unanswered: Kind::SidrReq, why: WhyUnreachable::Silent { sent: 3 } }
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn destroyed_request_is_refused() {
     pair.ends[A].resolve(pair.now, &question()).unwrap();
     pair.settle();
     let b = pair.event(B).id();
-    assert_eq!(pair.state(B, b), Some(State::SidrReqRcvd));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::SidrReqRcvd));
     assert!(matches!(pair.ends[B].parameters(b), Err(CmError::State { .. })));
     pair.ends[B].destroy(pair.now, b);
     pair.settle();
@@ -114,5 +118,5 @@ fn destroyed_request_is_refused() {
         "{event:?}"
     );
     assert!(matches!(pair.ends[B].answer_resolution(pair.now, b, &answer()), Err(CmError::Unknown { .. })));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }

@@ -1,6 +1,6 @@
 //! A peer that has restarted connects soon, whatever became of its old connection, and also if a message is lost.
 
-use roxie::cm::{Config, ConnectRequest, Event, ListenOn, Manager, State};
+use roxie::cm::{Config, ConnectRequest, ConnectionState, Event, ListenOn, Manager};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
 
@@ -70,7 +70,7 @@ fn connect(pair: &mut Pair, request: &ConnectRequest, lost: Option<usize>) -> Ou
                 _ => {}
             }
         }
-        if is_connected && pair.state(A, a) == Some(State::Established) {
+        if is_connected && pair.state(A, a) == Some(ConnectionState::Established) {
             pair.agrees();
             return Outcome { took: Some(pair.now - begun), sent };
         }
@@ -106,14 +106,14 @@ fn old_connection_lacks_its_confirmation(pair: &mut Pair) {
     pair.settle();
     let b = pair.accept();
     pair.lose(B);
-    assert_eq!(pair.state(B, b), Some(State::RepSent));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::RepSent));
 }
 
 fn old_connection_is_ending(pair: &mut Pair) {
     let (_, b) = pair.established();
     pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
     pair.lose(B);
-    assert_eq!(pair.state(B, b), Some(State::DreqSent));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::DreqSent));
 }
 
 #[test]
@@ -183,9 +183,9 @@ fn hurried_requester_is_asked_to_wait() {
     });
     for _ in 0..2 {
         pair.forge(A, 1, &CmMessage::Mra(mra.clone()));
-        assert_eq!(pair.state(A, a), Some(State::RepWait));
+        assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
         pair.forge(A, 1, &refused);
-        assert_eq!(pair.state(A, a), Some(State::ReqSent));
+        assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent));
     }
 
     let mut pair = self::pair();

@@ -1,6 +1,8 @@
 //! Early repetitions: a lost message costs a fraction of a second instead of the peer's whole response time.
 
-use roxie::cm::{Config, ConnectRequest, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::cm::{
+    Config, ConnectRequest, ConnectionState, Event, ListenOn, ResolveRequest, Route, WhyUnreachable,
+};
 use roxie::limits::CmLimits;
 use roxie::time::Nanos;
 use roxie::verbs::Qpn;
@@ -45,20 +47,20 @@ fn about(at: &[u64], wanted: &[u64]) {
 fn early_repetition_costs_no_retry() {
     let mut pair = pair();
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 2, ..request() }).unwrap();
-    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
+    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(ConnectionState::ReqSent));
     // Within the first wait of 4.83 s, and then the request's number of retries.
     about(&at, &[0, 250, 750, 1750, 3750, 4832, 9664]);
-    let why = WhyUnreachable::Silent { asked: 7 };
+    let why = WhyUnreachable::Silent { sent: 7 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
     assert_eq!(pair.ends[A].counters().sent_again(Kind::Req), 6);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
 fn zero_retries_send_one_request() {
     let mut pair = pair();
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 0, ..request() }).unwrap();
-    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
+    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(ConnectionState::ReqSent));
     about(&at, &[0]);
 }
 
@@ -68,7 +70,7 @@ fn short_timeout_has_no_early_repetition() {
     // 67 ms, and 2 * 268 ms on the way.
     let hurried = ConnectRequest { response_timeout: 14, max_cm_retries: 1, ..request() };
     let a = pair.ends[A].connect(pair.now, &hurried).unwrap();
-    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
+    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(ConnectionState::ReqSent));
     about(&at, &[0, 250, 603]);
 }
 
@@ -86,7 +88,8 @@ fn lost_reply_and_rtu_are_repaired_early() {
     assert_eq!(pair.lose(A), [Kind::Rtu]);
     assert_eq!((pair.now - began).0 / MS / 50, 5, "after 250 ms");
     // The active side waits for nothing. The passive side repeats its reply once early, then at the peer's timeout.
-    let mut again = departures(&mut pair, B, Kind::Rep, |pair| pair.state(B, b) == Some(State::RepSent));
+    let mut again =
+        departures(&mut pair, B, Kind::Rep, |pair| pair.state(B, b) == Some(ConnectionState::RepSent));
     assert_eq!(again.len(), 15, "{again:?}");
     again.truncate(1);
     assert!(again[0] > 4000, "{again:?}");
@@ -117,14 +120,14 @@ fn half_full_table_stops_early_replies() {
 fn sidr_request_and_dreq_are_repeated_early() {
     let mut pair = pair();
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
-    let asked = pair.ends[A].resolve(pair.now, &question).unwrap();
-    let at = departures(&mut pair, A, Kind::SidrReq, |pair| pair.state(A, asked).is_some());
+    let resolution = pair.ends[A].resolve(pair.now, &question).unwrap();
+    let at = departures(&mut pair, A, Kind::SidrReq, |pair| pair.state(A, resolution).is_some());
     about(&at[..6], &[0, 250, 750, 1750, 3750, 4294]);
     pair.events(A);
 
     let (a, _) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
-    let at = departures(&mut pair, A, Kind::Dreq, |pair| pair.state(A, a) == Some(State::DreqSent));
+    let at = departures(&mut pair, A, Kind::Dreq, |pair| pair.state(A, a) == Some(ConnectionState::DreqSent));
     about(&at[..6], &[0, 250, 750, 1750, 3750, 4832]);
 }
 
@@ -142,13 +145,16 @@ fn early_copy_gets_no_mra() {
     // The fourth copy comes after 3.75 s: the consumer really takes its time.
     pair.wait_for(A);
     assert_eq!((pair.deliver(A), pair.deliver(B)), (vec![Kind::Req], vec![Kind::Mra]));
-    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
 
     let b = pair.accept();
     pair.settle();
     pair.wait_for(B);
     assert_eq!((pair.deliver(B), pair.deliver(A)), (vec![Kind::Rep], vec![]));
-    assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::RepRcvd), Some(State::RepSent)));
+    assert_eq!(
+        (pair.state(A, a), pair.state(B, b)),
+        (Some(ConnectionState::RepRcvd), Some(ConnectionState::RepSent))
+    );
     pair.wait_for(B);
     assert_eq!((pair.deliver(B), pair.deliver(A)), (vec![Kind::Rep], vec![Kind::Mra]));
 }
@@ -162,9 +168,9 @@ fn mra_suspends_early_repetitions() {
     let b = pair.event(B).id();
     pair.ends[B].delay(b, 20, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(A, a), Some(State::RepWait));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
     let at = departures(&mut pair, A, Kind::Req, |pair| {
-        matches!(pair.state(A, a), Some(State::ReqSent | State::RepWait))
+        matches!(pair.state(A, a), Some(ConnectionState::ReqSent | ConnectionState::RepWait))
     });
     about(&at[..3], &[9127, 9127 + 4832, 9127 + 2 * 4832]);
     assert_eq!(at.len(), 15);
@@ -181,6 +187,6 @@ fn starting_peer_gets_all_retries() {
         assert_eq!((pair.deliver(A), pair.deliver(B)), (vec![Kind::Req], vec![Kind::Rej]));
         pair.wait_for(A);
     }
-    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
+    let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(ConnectionState::ReqSent));
     about(&at, &[0, 4832, 9664]);
 }

@@ -1,6 +1,6 @@
 //! Peers that have lost their state, and old copies of their messages.
 
-use roxie::cm::{Config, ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
+use roxie::cm::{Config, ConnectRequest, ConnectionState, Event, HowDisconnected, LocalQp, Manager};
 use roxie::time::Nanos;
 use roxie::verbs::{Psn, Qpn};
 use roxie::wire::cm::{CmMessage, CommId, Dreq, Kind, Rej, RejReason, Req};
@@ -27,12 +27,12 @@ fn request_for_connected_qp_is_stale() {
     pair.connect();
     assert_eq!(pair.deliver(A), [Kind::Req]);
     // No answer while the old connection's peer may be alive.
-    let asked_at = pair.now;
+    let requested_at = pair.now;
     assert_eq!(pair.deliver(B), []);
     pair.wait_for(B);
-    let took = pair.now - asked_at;
+    let took = pair.now - requested_at;
     assert!((LONG..LONG + SHORT).contains(&took), "{took}");
-    assert_eq!(pair.asked[B], 3);
+    assert_eq!(pair.questions[B], 3);
     // A refusal for the new connection, a DREQ for the old one.
     assert_eq!(pair.deliver(B), [Kind::Rej, Kind::Dreq]);
     let event = pair.event(A);
@@ -60,7 +60,7 @@ fn reply_from_connected_qp_is_stale() {
     let qp = LocalQp { qpn: Qpn::new(0x12), psn: Psn::new(1), srq: false };
     let second = pair.ends[A].connect(pair.now, &ConnectRequest { qp, ..request() }).unwrap();
     pair.settle();
-    let asked = pair.accept();
+    let requested = pair.accept();
     pair.settle();
     let event = pair.event(A);
     assert!(
@@ -72,9 +72,9 @@ fn reply_from_connected_qp_is_stale() {
     assert_eq!(pair.event(A), Event::Disconnected { id: a, how: HowDisconnected::Agreed });
     let event = pair.event(B);
     assert!(
-        matches!(&event, Event::Rejected { id, reject } if *id == asked && reject.reason == RejReason::STALE)
+        matches!(&event, Event::Rejected { id, reject } if *id == requested && reject.reason == RejReason::STALE)
     );
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn old_request_copies_open_no_connection() {
     pair.ends[A].destroy(pair.now, a);
     pair.settle();
     pair.events(B);
-    assert_eq!(pair.state(B, b), Some(State::TimeWait));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::TimeWait));
     pair.give(B, &req);
     pair.no_events();
     assert_eq!((pair.ends[B].connections(), pair.lose(B).len()), (1, 0));
@@ -133,7 +133,7 @@ fn second_acceptance_is_refused() {
         matches!(&event, Event::Rejected { id, reject } if *id == second && reject.reason == RejReason::INVALID_COMM_ID),
         "{event:?}"
     );
-    assert_eq!((pair.state(A, a), pair.events(A).len()), (Some(State::RepRcvd), 0));
+    assert_eq!((pair.state(A, a), pair.events(A).len()), (Some(ConnectionState::RepRcvd), 0));
 }
 
 #[test]
@@ -146,7 +146,10 @@ fn messages_of_other_connections_are_ignored() {
     pair.forge(B, 1, &CmMessage::Dreq(dreq));
     let rej = Rej { local_comm_id: other, remote_comm_id: b, reason: RejReason::CONSUMER, ..Rej::default() };
     pair.forge(B, 1, &CmMessage::Rej(rej));
-    assert_eq!((pair.state(B, b), pair.ends[B].counters().unknown_id), (Some(State::Established), 2));
+    assert_eq!(
+        (pair.state(B, b), pair.ends[B].counters().unknown_id),
+        (Some(ConnectionState::Established), 2)
+    );
     pair.no_events();
 }
 
@@ -194,9 +197,9 @@ fn forge_and_wait(pair: &mut Pair, number: u32, wait: Nanos) -> Vec<Kind> {
 fn forged_request_leaves_idle_connection() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
-    pair.hears[B] = Hears::Answers;
+    pair.receives[B] = Hears::Answers;
     assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
-    assert_eq!((pair.asked[B], pair.state(B, b)), (1, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (1, Some(ConnectionState::Established)));
     let counters = pair.ends[B].counters();
     assert_eq!((counters.names_connected_qp, counters.peers_alive), (1, 1));
     // The connection works as before.
@@ -209,9 +212,9 @@ fn forged_request_leaves_idle_connection() {
 fn busy_connection_is_kept_without_question() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
-    pair.hears[B] = Hears::Data;
+    pair.receives[B] = Hears::Data;
     assert_eq!(forge_and_wait(&mut pair, 0, LONG + SHORT), []);
-    assert_eq!((pair.asked[B], pair.state(B, b)), (0, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(ConnectionState::Established)));
 }
 
 #[test]
@@ -225,12 +228,15 @@ fn late_manager_gives_the_peer_its_time() {
         pair.now = pair.now + LONG;
         pair.ends[B].handle_timeouts(pair.now);
         let question = pair.ends[B].poll_examination().expect("a question");
-        assert!(question.asks && pair.ends[B].poll_examination().is_none(), "step {step}: {question:?}");
+        assert!(
+            question.probes_peer && pair.ends[B].poll_examination().is_none(),
+            "step {step}: {question:?}"
+        );
         pair.ends[B].examined(pair.now, &question, false);
         pair.ends[B].handle_timeouts(pair.now + Nanos::from_millis(290));
         assert_eq!(pair.ends[B].poll_examination(), None, "step {step}");
     }
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
 }
 
 #[test]
@@ -245,14 +251,14 @@ fn late_answer_of_an_earlier_examination_ends_nothing() {
         pair.ends[B].poll_examination().expect("a question")
     });
     let last = questions.nth(3).expect("four questions");
-    assert!(!last.asks);
+    assert!(!last.probes_peer);
     // The peer was heard by then, and the examination is over. Another one begins.
     pair.ends[B].examined(pair.now, &last, true);
     pair.now = pair.now + LONG;
     pair.ends[B].handle_timeouts(pair.now);
     pair.forge(B, 2, &forged(0, SERVICE));
     pair.ends[B].examined(pair.now, &last, false);
-    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![], Some(State::Established)));
+    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![], Some(ConnectionState::Established)));
 }
 
 #[test]
@@ -264,7 +270,10 @@ fn packet_before_the_request_proves_nothing() {
     let first = pair.ends[B].poll_examination().expect("a question");
     pair.ends[B].examined(pair.now, &first, true);
     pair.wait_for(B);
-    assert_eq!((pair.lose(B), pair.state(B, b)), (vec![Kind::Rej, Kind::Dreq], Some(State::DreqSent)));
+    assert_eq!(
+        (pair.lose(B), pair.state(B, b)),
+        (vec![Kind::Rej, Kind::Dreq], Some(ConnectionState::DreqSent))
+    );
 }
 
 #[test]
@@ -274,19 +283,19 @@ fn request_without_listener_ends_nothing() {
     pair.forge(B, 1, &forged(0, ServiceId::of_port(PortSpace::Tcp, 9)));
     assert_eq!(pair.lose(B), [Kind::Rej]);
     assert!(!pair.step(B), "nothing is examined");
-    assert_eq!((pair.asked[B], pair.state(B, b)), (0, Some(State::Established)));
+    assert_eq!((pair.questions[B], pair.state(B, b)), (0, Some(ConnectionState::Established)));
 }
 
 #[test]
 fn flood_causes_three_questions_a_second() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
-    pair.hears[B] = Hears::Answers;
+    pair.receives[B] = Hears::Answers;
     for number in 0..10_000 {
         assert_eq!(forge_and_wait(&mut pair, number, Nanos::from_millis(1)), []);
     }
-    assert_eq!(pair.state(B, b), Some(State::Established));
-    assert!((5..=30).contains(&pair.asked[B]), "{}", pair.asked[B]);
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
+    assert!((5..=30).contains(&pair.questions[B]), "{}", pair.questions[B]);
     forge_and_wait(&mut pair, 10_000, LONG + SHORT);
     assert_eq!(pair.ends[B].counters().names_connected_qp, 10_001);
     assert_eq!(pair.ends[B].connections(), 1);
@@ -304,7 +313,7 @@ fn disconnection_ends_the_examination() {
     pair.ends[B].disconnect(pair.now, b, Default::default()).unwrap();
     pair.settle();
     assert!(matches!(pair.event(B), Event::Disconnected { how: HowDisconnected::AsAsked, .. }));
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// The application of the restarted peer does not hear of the old connection.

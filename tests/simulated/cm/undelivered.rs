@@ -1,6 +1,6 @@
 //! Missing hosts: ICMP errors, which of them are believed, and how soon silence ends a request.
 
-use roxie::cm::{Config, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
+use roxie::cm::{Config, ConnectionState, Event, ListenOn, ResolveRequest, Route, WhyUnreachable};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CommId, Kind, PrivateData};
 use roxie::wire::{Gid, mad};
@@ -18,16 +18,16 @@ fn nothing_there(id: CommId, unanswered: Kind) -> Event {
 #[test]
 fn undelivered_request_ends_at_once() {
     let mut pair = Pair::new();
-    assert!(!pair.ends[A].is_asking());
+    assert!(!pair.ends[A].awaits_answer());
     let a = pair.connect();
-    assert!(pair.ends[A].is_asking());
+    assert!(pair.ends[A].awaits_answer());
     let sent = pair.outbox(A)[0].mad;
     pair.lose(A);
     // Linux quotes nearly the whole datagram; the header is enough.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent[..mad::MAD_HEADER_LEN]);
     assert_eq!(pair.event(A), nothing_there(a, Kind::Req));
-    assert_eq!((pair.state(A, a), pair.ends[A].is_asking(), pair.lose(A)), (None, false, vec![]));
-    pair.nothing_is_left();
+    assert_eq!((pair.state(A, a), pair.ends[A].awaits_answer(), pair.lose(A)), (None, false, vec![]));
+    pair.assert_empty();
     // A second error changes nothing.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
     assert_eq!(pair.ends[A].counters().unknown_id, 1);
@@ -43,7 +43,7 @@ fn undelivered_sidr_request_ends_at_once() {
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
     assert_eq!(pair.event(A), nothing_there(a, Kind::SidrReq));
     pair.lose(A);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn only_matching_icmp_quote_is_believed() {
     ] {
         let before = pair.ends[A].counters().unknown_id;
         pair.ends[A].handle_undelivered(pair.now, remote, quoted);
-        assert_eq!(pair.state(A, a), Some(State::ReqSent), "{what}");
+        assert_eq!(pair.state(A, a), Some(ConnectionState::ReqSent), "{what}");
         assert_eq!(pair.ends[A].counters().unknown_id, before + 1, "{what}");
     }
     // Bytes beyond the datagram's length are ignored.
@@ -78,11 +78,11 @@ fn only_matching_icmp_quote_is_believed() {
     pair.settle();
     assert!(matches!(pair.event(A), Event::Reply { .. }));
     pair.ends[A].handle_undelivered(pair.now, gid(B), &longer);
-    assert_eq!(pair.state(A, a), Some(State::RepRcvd));
-    assert!(!pair.ends[A].is_asking());
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepRcvd));
+    assert!(!pair.ends[A].awaits_answer());
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(A, a), Some(State::Established));
+    assert_eq!(pair.state(A, a), Some(ConnectionState::Established));
 }
 
 /// A host is asked again while its port is not open yet, as while it has no listener.
@@ -93,7 +93,7 @@ fn starting_host_is_asked_again() {
         let mut pair = Pair::with(Config { insistence, ..config(A) }, config(B));
         let (a, began) = (pair.connect(), pair.now);
         let mut copies = 0;
-        while pair.state(A, a) == Some(State::ReqSent) && !(opens && copies == 2) {
+        while pair.state(A, a) == Some(ConnectionState::ReqSent) && !(opens && copies == 2) {
             let sent = pair.outbox(A)[0].mad;
             assert_eq!(pair.lose(A), [Kind::Req]);
             copies += 1;
@@ -108,7 +108,7 @@ fn starting_host_is_asked_again() {
         }
         assert_eq!((pair.event(A), copies), (nothing_there(a, Kind::Req), 3));
         assert!((200_000_000..250_000_000).contains(&(pair.now - began).0), "{}", pair.now - began);
-        pair.nothing_is_left();
+        pair.assert_empty();
     }
 }
 
@@ -129,21 +129,21 @@ fn sidr_asks_a_starting_host_again() {
     }
     assert_eq!((pair.event(A), copies), (nothing_there(a, Kind::SidrReq), 3));
     assert!((200_000_000..250_000_000).contains(&(pair.now - began).0), "{}", pair.now - began);
-    pair.nothing_is_left();
+    pair.assert_empty();
 }
 
 /// Returns the number of copies of a request until it is given up, and the time.
 fn copies(pair: &mut Pair) -> (usize, Nanos) {
     let (a, began) = (pair.connect(), pair.now);
     let mut sent = Vec::new();
-    while pair.state(A, a) == Some(State::ReqSent) {
+    while pair.state(A, a) == Some(ConnectionState::ReqSent) {
         sent.append(&mut pair.lose(A));
         pair.wait_for(A);
     }
-    let asked = sent.iter().filter(|kind| **kind == Kind::Req).count();
-    let why = WhyUnreachable::Silent { asked: asked as u8 };
+    let requests = sent.iter().filter(|kind| **kind == Kind::Req).count();
+    let why = WhyUnreachable::Silent { sent: requests as u8 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
-    (asked, pair.now - began)
+    (requests, pair.now - began)
 }
 
 #[test]
@@ -152,16 +152,16 @@ fn unknown_host_gets_fewer_retries() {
     let with = || Pair::with(Config { silent_retries, ..config(A) }, config(B));
     assert_eq!(request().max_cm_retries, 15);
     let mut pair = with();
-    let (asked, took) = copies(&mut pair);
-    assert_eq!(asked, 3);
+    let (requests, took) = copies(&mut pair);
+    assert_eq!(requests, 3);
     assert!(took < Nanos::from_millis(15_000), "{took}");
 
     // A host with a connection to this one exists, whatever it answers to this request.
     let mut pair = with();
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
     pair.established();
-    let (asked, took) = copies(&mut pair);
-    assert_eq!(asked, 16);
+    let (requests, took) = copies(&mut pair);
+    assert_eq!(requests, 16);
     assert!(took > Nanos::from_millis(77_000), "{took}");
 }
 
@@ -172,12 +172,12 @@ fn sidr_request_keeps_all_retries() {
     let mut pair = Pair::with(Config { silent_retries, ..config(A) }, config(B));
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
     let a = pair.ends[A].resolve(pair.now, &question).unwrap();
-    let mut asked = 0;
+    let mut requests = 0;
     while pair.state(A, a).is_some() {
-        asked += pair.lose(A).len();
+        requests += pair.lose(A).len();
         pair.wait_for(A);
     }
-    assert_eq!(asked, 1 + usize::from(question.max_cm_retries));
+    assert_eq!(requests, 1 + usize::from(question.max_cm_retries));
 }
 
 #[test]
@@ -190,11 +190,11 @@ fn host_that_sent_mra_is_known() {
     let b = pair.event(B).id();
     pair.ends[B].delay(b, 12, PrivateData::EMPTY).unwrap();
     pair.settle();
-    assert_eq!(pair.state(A, a), Some(State::RepWait));
-    let mut asked = 0;
-    while matches!(pair.state(A, a), Some(State::ReqSent | State::RepWait)) {
+    assert_eq!(pair.state(A, a), Some(ConnectionState::RepWait));
+    let mut requests = 0;
+    while matches!(pair.state(A, a), Some(ConnectionState::ReqSent | ConnectionState::RepWait)) {
         pair.wait_for(A);
-        asked += pair.lose(A).iter().filter(|kind| **kind == Kind::Req).count();
+        requests += pair.lose(A).iter().filter(|kind| **kind == Kind::Req).count();
     }
-    assert!(asked > 3, "{asked}");
+    assert!(requests > 3, "{requests}");
 }

@@ -1,6 +1,6 @@
 //! Messages to an address that has not shown that it receives any: few for each message that names it as the source.
 
-use roxie::cm::{Config, ConnectRequest, Event, ListenOn, State};
+use roxie::cm::{Config, ConnectRequest, ConnectionState, Event, ListenOn};
 use roxie::limits::CmLimits;
 use roxie::verbs::Qpn;
 use roxie::wire::cm::{
@@ -101,7 +101,7 @@ fn repeated_request_is_answered_each_time() {
     pair.deliver(B);
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     pair.deliver(A);
-    assert_eq!(pair.state(B, b), Some(State::Established));
+    assert_eq!(pair.state(B, b), Some(ConnectionState::Established));
     assert!(matches!(pair.event(B), Event::Established { .. }));
 }
 

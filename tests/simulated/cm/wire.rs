@@ -181,29 +181,29 @@ fn kernel_request_has_rdma_cm_fields() {
 /// The starting PSN in a message is for packets to its sender.
 #[test]
 fn kernel_starts_at_the_advertised_psn() {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (number, mad) in mads("rxe-6.12-cm.pcap") {
         match CmMessage::read(&mad).unwrap().1 {
-            CmMessage::Req(m) => told.push((number, m.local_qpn, m.starting_psn)),
-            CmMessage::Rep(m) => told.push((number, m.local_qpn, m.starting_psn)),
+            CmMessage::Req(m) => reported.push((number, m.local_qpn, m.starting_psn)),
+            CmMessage::Rep(m) => reported.push((number, m.local_qpn, m.starting_psn)),
             _ => {}
         }
     }
     let mut reader = Reader::new(File::open(data("rxe-6.12-cm.pcap")).unwrap()).unwrap();
-    let mut found = 0;
+    let mut count = 0;
     while let Some(record) = reader.next().unwrap() {
         let Ok(packet) = parse(&Frame::whole(record.data)) else { continue };
         let request = packet.bth.opcode == Opcode::RC_SEND_ONLY;
         // The last PSN told for the QP; a QP's first request follows soon.
-        let last = told.iter().rposition(|(n, qpn, _)| *n < record.number && *qpn == packet.bth.dest_qp);
+        let last = reported.iter().rposition(|(n, qpn, _)| *n < record.number && *qpn == packet.bth.dest_qp);
         if let (true, Some(last)) = (request, last) {
-            let (_, _, psn) = told.remove(last);
+            let (_, _, psn) = reported.remove(last);
             if psn == packet.bth.psn {
-                found += 1;
+                count += 1;
             }
         }
     }
-    assert!(found >= 4, "{found} first requests with the PSN that was told");
+    assert!(count >= 4, "{count} first requests with the PSN that was told");
 }
 
 fn template() -> Template {

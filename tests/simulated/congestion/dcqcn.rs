@@ -59,12 +59,12 @@ fn notification_at_40_gbps_matches_the_paper() {
 /// Setting the same knobs again does not restart timers.
 #[test]
 fn same_knobs_keep_timers_running() {
-    let (mut left, mut told) = (preset(Preset::Paper), preset(Preset::Paper));
-    assert!(left.notified(us(0)) && told.notified(us(0)));
-    told.change(us(10), &knobs(Preset::Paper, &[]));
+    let (mut alone, mut notified) = (preset(Preset::Paper), preset(Preset::Paper));
+    assert!(alone.notified(us(0)) && notified.notified(us(0)));
+    notified.change(us(10), &knobs(Preset::Paper, &[]));
     for at in [10, 54, 56, 300] {
-        assert_eq!(left.rate(us(at)), told.rate(us(at)), "after {at} us");
-        assert!(close(left.alpha(), told.alpha()), "after {at} us");
+        assert_eq!(alone.rate(us(at)), notified.rate(us(at)), "after {at} us");
+        assert!(close(alone.alpha(), notified.alpha()), "after {at} us");
     }
 }
 
@@ -387,10 +387,10 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
                 theirs.notified(now);
                 // A decrease within rounding error may be reported either way.
                 let fell = theirs.rc < rc * (1.0 - 1e-9);
-                let told = ours.notified(Nanos(now));
-                assert!(told || !fell, "seed {seed} at {now} ns: not told of\n{}", done.join("\n"));
+                let notified = ours.notified(Nanos(now));
+                assert!(notified || !fell, "seed {seed} at {now} ns: not told of\n{}", done.join("\n"));
                 assert!(
-                    !told || theirs.rc < rc * (1.0 + 1e-9),
+                    !notified || theirs.rc < rc * (1.0 + 1e-9),
                     "seed {seed} at {now} ns: told of\n{}",
                     done.join("\n")
                 );

@@ -91,7 +91,7 @@ pub(crate) struct Published {
     pub(crate) t: u64,
     pub(crate) bc: u64,
     counted: u64,
-    heard: bool,
+    is_notified: bool,
     /// Causes of the increases since the last decrease.
     by_timer: bool,
     by_bytes: bool,
@@ -114,7 +114,7 @@ impl Published {
             t: 0,
             bc: 0,
             counted: 0,
-            heard: false,
+            is_notified: false,
             by_timer: false,
             by_bytes: false,
             cut_at: None,
@@ -147,9 +147,9 @@ impl Published {
             match timer {
                 Timer::Alpha => {
                     let g = 1.0 - self.p.g / 1024.0;
-                    let one = if !self.p.paper && self.heard { 1.0 } else { 0.0 };
+                    let one = if !self.p.paper && self.is_notified { 1.0 } else { 0.0 };
                     self.alpha = (1.0 - g) * self.alpha + g * one;
-                    self.heard = false;
+                    self.is_notified = false;
                     self.start(Timer::Alpha, at + self.p.alpha_timer);
                 }
                 Timer::Increase => {
@@ -206,7 +206,7 @@ impl Published {
             self.alpha = (1.0 - g) * self.alpha + g;
             self.start(Timer::Alpha, now + self.p.alpha_timer);
         } else {
-            self.heard = true;
+            self.is_notified = true;
             if first {
                 self.start(Timer::Alpha, now + self.p.alpha_timer);
             }

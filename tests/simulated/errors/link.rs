@@ -150,7 +150,7 @@ impl Link {
     }
 
     /// Posts the middle request with `length` local bytes.
-    pub(crate) fn ask(&mut self, opcode: WrOpcode, offset: u64, length: u32) {
+    pub(crate) fn post_request(&mut self, opcode: WrOpcode, offset: u64, length: u32) {
         let (wr, sge) = (self.request(opcode, offset), self.source(length));
         self.post(&wr, &[sge]);
     }
@@ -162,7 +162,7 @@ impl Link {
     }
 
     /// Posts the middle request with an invalid key.
-    pub(crate) fn ask_under_no_key(&mut self, opcode: WrOpcode) {
+    pub(crate) fn post_under_no_key(&mut self, opcode: WrOpcode) {
         let good = self.request(opcode, 0);
         self.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
     }
@@ -260,7 +260,7 @@ impl Link {
 
 fn steps(setup: &Setup, side: usize, host: &Host, peer: &HostQp, there: u8) -> [QpAttr; 3] {
     let access = if side == RESPONDER { setup.qp_access } else { Access::READ_WRITE };
-    let (asks, answers) =
+    let (requests, answers) =
         if side == REQUESTER { (setup.max_rd_atomic, 2) } else { (2, setup.max_dest_rd_atomic) };
     // First PSNs of each side: one is about to wrap.
     let first = [Psn::new(0xff_fffe), Psn::new(5)];
@@ -288,7 +288,7 @@ fn steps(setup: &Setup, side: usize, host: &Host, peer: &HostQp, there: u8) -> [
             timeout: Some(8),
             retry_cnt: Some(2),
             rnr_retry: Some(2),
-            max_rd_atomic: Some(asks),
+            max_rd_atomic: Some(requests),
             ..QpAttr::default()
         },
     ]

@@ -61,8 +61,8 @@ fn play(row: &Row, swapped: bool) {
     assert_eq!(statuses, wanted, "{what}: the requests");
     assert_eq!(done[1].vendor_err, vendor_err, "{what}: vendor_err");
     let answer = Syndrome::from(vendor_err);
-    let told = vendor_err == 0 || done[1].explain().contains(&answer.to_string());
-    assert!(told, "{what}: {} does not tell of {answer}", done[1].explain());
+    let is_explained = vendor_err == 0 || done[1].explain().contains(&answer.to_string());
+    assert!(is_explained, "{what}: {} does not tell of {answer}", done[1].explain());
     let taken: Vec<_> = link.completions(RESPONDER).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     let wanted: Vec<_> = (100..).zip(receives.iter().copied()).collect();
     assert_eq!(taken, wanted, "{what}: the receives");

@@ -78,13 +78,13 @@ fn invalid_requests() -> Vec<Row> {
         row(
             "an atomic at an address that is no multiple of 8",
             "9.7.4.1.3",
-            |link| link.ask(WrOpcode::FetchAdd, 17, 8),
+            |link| link.post_request(WrOpcode::FetchAdd, 17, 8),
             REFUSED,
         ),
         row(
             "an ATOMIC WRITE at an address that is no multiple of 8",
             "A19.4.5.2",
-            |link| link.ask(WrOpcode::AtomicWrite, 20, 8),
+            |link| link.post_request(WrOpcode::AtomicWrite, 20, 8),
             REFUSED,
         ),
         with(
@@ -92,7 +92,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a READ that the QP does not grant",
                 "9.7.4.1.2",
-                |link| link.ask(WrOpcode::Read, 0, 8),
+                |link| link.post_request(WrOpcode::Read, 0, 8),
                 REFUSED,
             ),
         ),
@@ -101,7 +101,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "an atomic that the QP does not grant",
                 "9.7.4.1.2",
-                |link| link.ask(WrOpcode::CompareSwap, 0, 8),
+                |link| link.post_request(WrOpcode::CompareSwap, 0, 8),
                 REFUSED,
             ),
         ),
@@ -110,7 +110,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a READ where the responder has no resource for one",
                 "9.7.4.1.4",
-                |link| link.ask(WrOpcode::Read, 0, 8),
+                |link| link.post_request(WrOpcode::Read, 0, 8),
                 REFUSED,
             ),
         ),
@@ -119,7 +119,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "an ONLY packet beyond the responder's path MTU",
                 "9.7.4.1.6",
-                |link| link.ask(WrOpcode::Write, 0, 1000),
+                |link| link.post_request(WrOpcode::Write, 0, 1000),
                 REFUSED,
             ),
         ),
@@ -128,7 +128,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a FIRST packet beyond the responder's path MTU",
                 "9.7.4.1.6",
-                |link| link.ask(WrOpcode::Write, 0, 2000),
+                |link| link.post_request(WrOpcode::Write, 0, 2000),
                 REFUSED,
             ),
         ),
@@ -137,7 +137,7 @@ fn invalid_requests() -> Vec<Row> {
             row(
                 "a FIRST packet short of the responder's path MTU",
                 "9.7.4.1.6",
-                |link| link.ask(WrOpcode::Write, 0, 600),
+                |link| link.post_request(WrOpcode::Write, 0, 600),
                 REFUSED,
             ),
         ),
@@ -151,19 +151,19 @@ fn access_errors() -> Vec<Row> {
         row(
             "a WRITE under a key that is none",
             "9.7.4.1.5",
-            |link| link.ask_under_no_key(WrOpcode::Write),
+            |link| link.post_under_no_key(WrOpcode::Write),
             DENIED,
         ),
         row(
             "a READ under a key that is none",
             "9.7.4.1.5",
-            |link| link.ask_under_no_key(WrOpcode::Read),
+            |link| link.post_under_no_key(WrOpcode::Read),
             DENIED,
         ),
         row(
             "an atomic under a key that is none",
             "9.7.4.1.5",
-            |link| link.ask_under_no_key(WrOpcode::FetchAdd),
+            |link| link.post_under_no_key(WrOpcode::FetchAdd),
             DENIED,
         ),
         row(
@@ -178,19 +178,19 @@ fn access_errors() -> Vec<Row> {
         row(
             "a WRITE that ends beyond its region",
             "9.7.4.1.5",
-            |link| link.ask(WrOpcode::Write, 8192 - 7, 8),
+            |link| link.post_request(WrOpcode::Write, 8192 - 7, 8),
             DENIED,
         ),
         row(
             "a WRITE of many packets that ends beyond its region",
             "9.7.4.1.5",
-            |link| link.ask(WrOpcode::Write, 4096, 4097),
+            |link| link.post_request(WrOpcode::Write, 4096, 4097),
             DENIED,
         ),
         row(
             "a READ that ends beyond its region",
             "9.7.4.1.5",
-            |link| link.ask(WrOpcode::Read, 8192 - 7, 8),
+            |link| link.post_request(WrOpcode::Read, 8192 - 7, 8),
             DENIED,
         ),
         row(
@@ -256,7 +256,7 @@ fn receives() -> Vec<Row> {
             row(
                 "a SEND longer than the receive",
                 "9.7.4.1.6",
-                |link| link.ask(WrOpcode::Send, 0, 16),
+                |link| link.post_request(WrOpcode::Send, 0, 16),
                 Expect { receives: &[LocLen, WrFlush], ..REFUSED },
             ),
         ),
@@ -265,7 +265,7 @@ fn receives() -> Vec<Row> {
             row(
                 "a SEND of many packets longer than the receive",
                 "9.7.4.1.6",
-                |link| link.ask(WrOpcode::Send, 0, 600),
+                |link| link.post_request(WrOpcode::Send, 0, 600),
                 Expect { receives: &[LocLen, WrFlush], ..REFUSED },
             ),
         ),
@@ -283,7 +283,7 @@ fn receives() -> Vec<Row> {
             row(
                 "a WRITE with immediate under a key that is none",
                 "9.7.4.1.5",
-                |link| link.ask_under_no_key(WrOpcode::WriteImm),
+                |link| link.post_under_no_key(WrOpcode::WriteImm),
                 Expect { receives: &[WrFlush, WrFlush], ..DENIED },
             ),
         ),
@@ -292,7 +292,7 @@ fn receives() -> Vec<Row> {
             "9.7.4.1.5",
             |link| {
                 link.post_bad_receive();
-                link.ask(WrOpcode::Send, 0, 8);
+                link.post_request(WrOpcode::Send, 0, 8);
             },
             Expect {
                 requests: [Success, RemOp, WrFlush],
@@ -342,7 +342,7 @@ fn local_errors() -> Vec<Row> {
         row(
             "an atomic whose result has less than 8 bytes of room",
             "10.7.2.2",
-            |link| link.ask(WrOpcode::FetchAdd, 0, 4),
+            |link| link.post_request(WrOpcode::FetchAdd, 0, 4),
             Expect { requests: [Success, LocLen, WrFlush], ..LOCAL },
         ),
         with(
@@ -350,7 +350,7 @@ fn local_errors() -> Vec<Row> {
             row(
                 "a READ where none may be outstanding",
                 "10.7.2",
-                |link| link.ask(WrOpcode::Read, 0, 8),
+                |link| link.post_request(WrOpcode::Read, 0, 8),
                 Expect { requests: [Success, LocQpOp, WrFlush], ..LOCAL },
             ),
         ),
@@ -385,7 +385,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.lose(REQUESTER, |_| true);
-                link.ask(WrOpcode::Write, 16, 8);
+                link.post_request(WrOpcode::Write, 16, 8);
             },
             SILENCE,
         ),
@@ -395,7 +395,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.lose(RESPONDER, |_| true);
-                link.ask(WrOpcode::Write, 16, 8);
+                link.post_request(WrOpcode::Write, 16, 8);
             },
             arrived,
         ),
@@ -405,7 +405,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.lose(RESPONDER, |_| true);
-                link.ask(WrOpcode::Read, 16, 8);
+                link.post_request(WrOpcode::Read, 16, 8);
             },
             Expect { written: &[(0, 4), (8, 12)], ..SILENCE },
         ),
@@ -433,7 +433,7 @@ fn exhaustion() -> Vec<Row> {
                     }
                     packet.bth.psn.value() + 1 == second
                 });
-                link.ask(WrOpcode::Write, 16, 8);
+                link.post_request(WrOpcode::Write, 16, 8);
             },
             Expect {
                 naks: &[NakCode::PsnSequence],
@@ -447,7 +447,7 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.modify_responder(QpState::Err);
-                link.ask(WrOpcode::Write, 16, 8);
+                link.post_request(WrOpcode::Write, 16, 8);
             },
             Expect { states: [QpState::Err, QpState::Err], ..SILENCE },
         ),
@@ -457,14 +457,14 @@ fn exhaustion() -> Vec<Row> {
             |link| {
                 link.settle();
                 link.modify_responder(QpState::Reset);
-                link.ask(WrOpcode::Write, 16, 8);
+                link.post_request(WrOpcode::Write, 16, 8);
             },
             Expect { states: [QpState::Err, QpState::Reset], ..SILENCE },
         ),
         row(
             "a SEND for which no receive is ever posted",
             "9.7.5.2.8",
-            |link| link.ask(WrOpcode::Send, 0, 8),
+            |link| link.post_request(WrOpcode::Send, 0, 8),
             Expect {
                 requests: [Success, RnrRetryExc, WrFlush],
                 vendor_err: 0x21,
@@ -476,7 +476,7 @@ fn exhaustion() -> Vec<Row> {
         row(
             "a WRITE with immediate for which no receive is ever posted",
             "9.7.5.2.8",
-            |link| link.ask(WrOpcode::WriteImm, 16, 8),
+            |link| link.post_request(WrOpcode::WriteImm, 16, 8),
             Expect {
                 requests: [Success, RnrRetryExc, WrFlush],
                 vendor_err: 0x21,

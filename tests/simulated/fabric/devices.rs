@@ -124,8 +124,9 @@ fn device_and_simulated_host_exchange_data() {
     let here = Endpoint { psn: Psn::new(0), ..a.qp.endpoint(0).expect("a GID") };
     let path_mtu = a.device.largest_mtu();
     let peer = Endpoint { qpn: qp.handle.qpn, gid: Host::address(2, false).into(), ..here };
-    let told = Connected { peer: here.qpn, path: host.path(1, false), path_mtu, timeout: 14, rd_atomic: 1 };
-    host.connect(&qp, &told).expect("connected");
+    let connected =
+        Connected { peer: here.qpn, path: host.path(1, false), path_mtu, timeout: 14, rd_atomic: 1 };
+    host.connect(&qp, &connected).expect("connected");
     a.qp.connect(&here, &peer, &ConnectOptions::default()).expect("connected");
     region.memory.write(0, b"of the host").expect("within the region");
     let read = SendWr::read(region.address, RKey(region.key)).signaled();

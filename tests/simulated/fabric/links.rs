@@ -5,7 +5,7 @@ use roxie_sim::fabric::{
     End, Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, Routing, StationConfig, SwitchConfig,
 };
 
-use super::{DELAY, came, frame, link, mac, star, stations, switch};
+use super::{DELAY, delivered, frame, link, mac, star, stations, switch};
 
 #[test]
 fn frame_is_serialized_twice_and_crosses_cables() {
@@ -13,7 +13,7 @@ fn frame_is_serialized_twice_and_crosses_cables() {
     assert!(fabric.send(Nanos(1000), 0, &frame(0, 1, 1476, 0)));
     assert_eq!(fabric.next_event(), Nanos(1000 + 1500 + DELAY.0));
     assert!(fabric.run(Nanos::from_millis(1)));
-    assert_eq!(came(&mut fabric, 1), [(1000 + 2 * (1500 + DELAY.0), 1476)]);
+    assert_eq!(delivered(&mut fabric, 1), [(1000 + 2 * (1500 + DELAY.0), 1476)]);
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn busy_link_has_minimal_gaps() {
     // The short frame is padded. The switch stores and forwards.
     let first = 1024 + 100 + 1024 + 100;
     assert_eq!(
-        came(&mut fabric, 1),
+        delivered(&mut fabric, 1),
         [(first, 1000), (first + 84, 20), (first + 84 + 524, 500), (first + 84 + 524 + 1024, 1000)]
     );
 }
@@ -44,7 +44,7 @@ fn slow_link_after_fast_one_queues() {
     }
     fabric.run(Nanos::from_millis(1));
     let expected: Vec<_> = (1..=10).map(|n| (1000 + 100 + n * 8000 + 3000, 976)).collect();
-    assert_eq!(came(&mut fabric, 1), expected);
+    assert_eq!(delivered(&mut fabric, 1), expected);
     let queue = fabric.switch(0).queue(1, 0);
     // When the last frame arrived, the second was on the line: 8,000 ns hold eight frames.
     assert_eq!((queue.depth.peak(), queue.depth.now()), (8 * 976, 0));
@@ -60,7 +60,7 @@ fn group_frame_floods_and_unknown_is_counted() {
     fabric.send(Nanos(0), 0, &frame(0, 77, 100, 0));
     fabric.send(Nanos(0), 0, &frame(0, 0, 100, 0));
     fabric.run(Nanos::from_millis(1));
-    let counts = [0, 1, 2].map(|station| came(&mut fabric, station).len());
+    let counts = [0, 1, 2].map(|station| delivered(&mut fabric, station).len());
     assert_eq!(counts, [0, 1, 1]);
     let ingress = fabric.switch(0).ingress(0);
     assert_eq!((ingress.frames, ingress.copies, ingress.drops.all()), (3, 2, 2));
@@ -101,7 +101,7 @@ fn flows_spread_over_equal_paths() {
         let taken = [after[0] - before[0], after[1] - before[1]];
         assert!(taken == [4, 0] || taken == [0, 4], "flow {flow} was split: {taken:?}");
         spines[usize::from(taken[0] == 0)] += 1;
-        assert_eq!(came(&mut fabric, 2).len(), 4);
+        assert_eq!(delivered(&mut fabric, 2).len(), 4);
     }
     assert!(spines.iter().all(|flows| *flows >= 16), "{spines:?}");
 }
@@ -111,7 +111,7 @@ fn traffic_within_a_leaf_avoids_spines() {
     let mut fabric = Fabric::new(leaves_and_spines()).expect("a fabric");
     fabric.send(Nanos(0), 0, &frame(0, 1, 100, 0));
     fabric.run(Nanos(10_000));
-    assert_eq!(came(&mut fabric, 1).len(), 1);
+    assert_eq!(delivered(&mut fabric, 1).len(), 1);
     assert_eq!([2, 3].map(|spine| fabric.switch(spine).ingress(0).frames), [0, 0]);
 }
 

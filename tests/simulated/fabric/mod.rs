@@ -73,7 +73,7 @@ fn ones_sum(bytes: &[u8]) -> u16 {
 }
 
 /// Takes all frames delivered to a station: times and lengths.
-fn came(fabric: &mut Fabric, station: usize) -> Vec<(u64, usize)> {
+fn delivered(fabric: &mut Fabric, station: usize) -> Vec<(u64, usize)> {
     let mut all = Vec::new();
     while let Some((time, frame)) = fabric.take(station) {
         all.push((time.0, frame.len()));

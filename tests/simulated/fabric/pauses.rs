@@ -140,8 +140,8 @@ fn pause_is_refreshed_and_released_at_once() {
     assert_eq!(queue.xon_sent, 0);
     assert!(fabric.run(Nanos::from_millis(1)));
     assert_eq!(fabric.station(1).delivered, 40);
-    let told = fabric.switch(0).queue(1, 3).pause_received;
-    assert_eq!(told, RATE.pause(time[3]));
+    let received = fabric.switch(0).queue(1, 3).pause_received;
+    assert_eq!(received, RATE.pause(time[3]));
 }
 
 #[test]
@@ -172,10 +172,10 @@ fn station_ignoring_pauses_loses_frames() {
     fabric.run(Nanos::from_millis(1));
     assert!(fabric.switch(0).queue(1, 3).drops.by(DropReason::Headroom) > 0);
     let (_, first) = fabric.take(0).expect("a frame of flow control");
-    let told = MacControl::parse(&Frame::whole(&first));
+    let received = MacControl::parse(&Frame::whole(&first));
     let mut quanta = [0; 8];
     quanta[3] = 0xffff;
-    assert_eq!(told, Some(MacControl::Pfc { enable: 8, quanta }));
+    assert_eq!(received, Some(MacControl::Pfc { enable: 8, quanta }));
     assert_eq!(first[6..12], fabric.switch(0).config().mac);
 }
 
@@ -197,17 +197,17 @@ fn pause_frame_overtakes_the_queue() {
     }
     fabric.run(Nanos::from_millis(1));
     let crossed = START + 11 * WIRE + DELAY.0;
-    let mut told = None;
+    let mut received = None;
     while let Some((time, frame)) = fabric.take(0) {
         if MacControl::parse(&Frame::whole(&frame)).is_some() {
-            told.get_or_insert(time.0);
+            received.get_or_insert(time.0);
         }
     }
-    let told = told.expect("a frame of flow control");
+    let received = received.expect("a frame of flow control");
     // At most the frame on the line goes before it.
     assert!(
-        (crossed + 84 + DELAY.0..=crossed + WIRE + 84 + DELAY.0).contains(&told),
-        "{told}, crossed {crossed}"
+        (crossed + 84 + DELAY.0..=crossed + WIRE + 84 + DELAY.0).contains(&received),
+        "{received}, crossed {crossed}"
     );
 }
 
@@ -215,14 +215,14 @@ fn pause_frame_overtakes_the_queue() {
 fn pauses_spread_from_switch_to_switch() {
     use roxie_sim::fabric::{End, LinkConfig, Routing};
     // Station 0 - switch 0 - switch 1 - station 1 with a slow link.
-    let mut far = lossless(2, pfc(540));
-    far.ports[1].link = LinkConfig { rate: roxie_sim::fabric::LinkRate(RATE.0 / 8), ..link() };
+    let mut remote = lossless(2, pfc(540));
+    remote.ports[1].link = LinkConfig { rate: roxie_sim::fabric::LinkRate(RATE.0 / 8), ..link() };
     let at = |switch, port| End::Switch { switch, port };
     let mut ends = stations(2);
     ends[0].mac_pause = Some(MacPause { response: Some(Nanos(540)), priorities: PriorityMap::default() });
     let mut fabric = Fabric::new(FabricConfig {
         stations: ends,
-        switches: vec![lossless(2, pfc(540)), far],
+        switches: vec![lossless(2, pfc(540)), remote],
         links: vec![[End::Station(0), at(0, 0)], [at(0, 1), at(1, 0)], [at(1, 1), End::Station(1)]],
         routing: Routing::ShortestPath,
         seed: 0,
@@ -233,7 +233,7 @@ fn pauses_spread_from_switch_to_switch() {
     }
     assert!(fabric.run(Nanos::from_millis(20)));
     assert_eq!(fabric.station(1).delivered, 300);
-    let near = fabric.switch(0);
-    assert!(near.queue(1, 3).pause_received > Nanos::ZERO && near.queue(0, 3).xoff_sent > 0);
+    let local = fabric.switch(0);
+    assert!(local.queue(1, 3).pause_received > Nanos::ZERO && local.queue(0, 3).xoff_sent > 0);
     [0, 1].iter().for_each(|switch| assert_conserved(fabric.switch(*switch)));
 }

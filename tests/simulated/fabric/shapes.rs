@@ -5,7 +5,7 @@ use roxie_sim::fabric::{
     ConfigError, End, Fabric, FabricConfig, PortConfig, Routing, Shape, StationConfig, SwitchConfig,
 };
 
-use super::{came, frame, link};
+use super::{delivered, frame, link};
 
 fn fabric(shape: &Shape, routing: Routing) -> FabricConfig {
     let port = PortConfig::new(link());
@@ -32,7 +32,7 @@ fn hops(config: FabricConfig) -> Vec<Vec<u64>> {
         let before = met(&fabric);
         fabric.send(fabric.now(), from, &frame(from, to, 100, 0));
         fabric.run(fabric.now() + Nanos(100_000));
-        assert_eq!(came(&mut fabric, to).len(), 1, "from {from} to {to}");
+        assert_eq!(delivered(&mut fabric, to).len(), 1, "from {from} to {to}");
         hops[from][to] = met(&fabric) - before;
     }
     hops

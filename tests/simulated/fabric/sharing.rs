@@ -143,5 +143,5 @@ fn oversized_frame_is_dropped_at_ingress() {
     fabric.run(Nanos::from_micros(10));
     let drops = fabric.switch(0).ingress(0).drops;
     assert_eq!([DropReason::TooLong, DropReason::Malformed].map(|reason| drops.by(reason)), [1, 1]);
-    assert_eq!(super::came(&mut fabric, 1).len(), 1);
+    assert_eq!(super::delivered(&mut fabric, 1).len(), 1);
 }

@@ -7,7 +7,7 @@ use roxie_sim::fabric::{
     PfcConfig, PriorityMap, Schedule, SwitchConfig, Threshold, WatchdogConfig,
 };
 
-use super::{DELAY, RATE, assert_conserved, came, frame, link, mac, star, stations, switch};
+use super::{DELAY, RATE, assert_conserved, delivered, frame, link, mac, star, stations, switch};
 
 /// TOS of priority 3.
 const TOS: u8 = 3 << 5;
@@ -18,7 +18,7 @@ fn cut_through_forwards_after_the_header() {
         let mut fabric = star(2, config);
         fabric.send(Nanos(0), 0, &frame(0, 1, 976, 0));
         fabric.run(Nanos(10_000));
-        came(&mut fabric, 1)[0].0
+        delivered(&mut fabric, 1)[0].0
     };
     let cut = || SwitchConfig { cut_through: true, ..switch(2) };
     let stored = 1000 + DELAY.0 + 1000 + DELAY.0;
@@ -42,7 +42,7 @@ fn cut_through_keeps_order_and_counts() {
         fabric.send(Nanos(0), 1, &frame(1, 2, 101 + 10 * n, 0));
     }
     assert!(fabric.run(Nanos::from_millis(1)));
-    let lengths: Vec<usize> = came(&mut fabric, 2).into_iter().map(|(_, length)| length).collect();
+    let lengths: Vec<usize> = delivered(&mut fabric, 2).into_iter().map(|(_, length)| length).collect();
     let [even, odd]: [Vec<usize>; 2] =
         [0, 1].map(|rest| lengths.iter().copied().filter(|l| l % 10 == rest).collect());
     assert!(even.is_sorted() && odd.is_sorted() && even.len() == 50 && odd.len() == 50, "{lengths:?}");
@@ -60,7 +60,7 @@ fn links_damage_a_reproducible_share() {
             fabric.send(Nanos(0), 0, &frame(0, 1, 100, 0));
         }
         assert!(fabric.run(Nanos::from_millis(2)));
-        let times: Vec<u64> = came(&mut fabric, 1).into_iter().map(|(time, _)| time).collect();
+        let times: Vec<u64> = delivered(&mut fabric, 1).into_iter().map(|(time, _)| time).collect();
         (fabric.link(End::Switch { switch: 0, port: 0 }).damaged, times, fabric.on_links())
     };
     let (damaged, times, on_links) = play(1);
@@ -101,14 +101,14 @@ fn watchdog_flushes_closes_and_reopens_queue() {
     fabric.send(millis(2), 0, &frame(0, 1, 500, 0));
     fabric.run(millis(3));
     assert_eq!(fabric.switch(0).queue(1, 3).drops.by(DropReason::Watchdog), 1);
-    assert_eq!(came(&mut fabric, 1).len(), 1, "other priorities go on");
+    assert_eq!(delivered(&mut fabric, 1).len(), 1, "other priorities go on");
     // The pause ends at 4.19 ms.
     fabric.send(millis(5), 0, &frame(0, 1, 976, TOS));
     fabric.run(Nanos(5_100_000));
-    assert_eq!(came(&mut fabric, 1).len(), 0, "1 ms has to pass");
+    assert_eq!(delivered(&mut fabric, 1).len(), 0, "1 ms has to pass");
     fabric.send(Nanos(5_300_000), 0, &frame(0, 1, 976, TOS));
     assert!(fabric.run(millis(7)));
-    assert_eq!(came(&mut fabric, 1).len(), 1);
+    assert_eq!(delivered(&mut fabric, 1).len(), 1);
     assert_conserved(fabric.switch(0));
 }
 
@@ -118,7 +118,7 @@ fn queue_waits_without_watchdog() {
     assert!(fabric.run(Nanos::from_millis(6)));
     let queue = fabric.switch(0).queue(1, 3);
     assert_eq!((queue.storms, queue.flushed, queue.sent), (0, 0, 10));
-    assert!(came(&mut fabric, 1)[0].0 > 4_194_000, "after the pause");
+    assert!(delivered(&mut fabric, 1)[0].0 > 4_194_000, "after the pause");
 }
 
 #[test]
@@ -157,13 +157,13 @@ fn tap_sees_both_directions_and_fates() {
     fabric.send(Nanos(0), 1, &frame(1, 77, 100, 0));
     fabric.run(Nanos(10_000));
     let sights = fabric.take_sights();
-    let told: Vec<_> =
-        sights.iter().map(|sight| (sight.at.0, sight.came, sight.ingress, sight.egress)).collect();
+    let pauses: Vec<_> =
+        sights.iter().map(|sight| (sight.at.0, sight.is_arrival, sight.ingress, sight.egress)).collect();
     let story = |waited, behind| {
         Some(EgressOutcome::Data { priority: 3, waited: Nanos(waited), marked: false, behind })
     };
     assert_eq!(
-        told,
+        pauses,
         [
             (224, true, Some(IngressOutcome::Dropped(DropReason::NoRoute)), None),
             (1100, false, None, story(0, 0)),

@@ -10,7 +10,7 @@ use roxie_sim::fabric::{
     StationConfig,
 };
 
-use super::{DELAY, assert_conserved, came, frame, mac, ones_sum, star, stations, switch};
+use super::{DELAY, assert_conserved, delivered, frame, mac, ones_sum, star, stations, switch};
 
 const ECT0: u8 = 2;
 
@@ -90,11 +90,11 @@ fn pulled_cable_loses_its_frames() {
     fabric.run(Nanos::from_millis(2));
     let lost = LinkStats { entered: 2, unplugged: 2, ..LinkStats::default() };
     assert_eq!((fabric.link(End::Station(1)), fabric.link(port_of(1))), (lost, lost));
-    assert!(came(&mut fabric, 0).is_empty() && came(&mut fabric, 1).is_empty());
+    assert!(delivered(&mut fabric, 0).is_empty() && delivered(&mut fabric, 1).is_empty());
     fabric.send(fabric.now(), 0, &frame(0, 1, 476, 0));
     fabric.send(fabric.now(), 1, &frame(1, 0, 476, 0));
     assert!(fabric.run(Nanos::from_millis(3)));
-    assert_eq!((came(&mut fabric, 0).len(), came(&mut fabric, 1).len()), (1, 1));
+    assert_eq!((delivered(&mut fabric, 0).len(), delivered(&mut fabric, 1).len()), (1, 1));
 }
 
 /// Returns a fabric of two stations with a host at station 1.
@@ -143,12 +143,12 @@ fn overlong_frame_is_dropped_on_shrunk_link() {
 #[test]
 fn replacement_host_receives_frames() {
     let mut fabric = with_a_host();
-    let comes = Nanos(2 * (500 + DELAY.0));
+    let arrives = Nanos(2 * (500 + DELAY.0));
     fabric.send(Nanos(0), 0, &frame(0, 1, 476, 0));
     // The first host is in a pass when the frame arrives.
-    fabric.run(Nanos(comes.0 - 100));
+    fabric.run(Nanos(arrives.0 - 100));
     fabric.host(1);
-    fabric.run(comes);
+    fabric.run(arrives);
     assert_eq!((fabric.station(1).delivered, received(&fabric)), (1, 0));
     let port = fabric.port(1);
     fabric.attach(1, Host::new(2, NicConfig::default(), Box::new(port)));
@@ -170,7 +170,7 @@ fn frames_between_passes_are_sent_at_once() {
     fabric.flush(1);
     assert_eq!(fabric.link(port_of(1)).entered, 1, "and the other behind it");
     fabric.run(Nanos::from_millis(1));
-    assert_eq!(came(&mut fabric, 0).len(), 2);
+    assert_eq!(delivered(&mut fabric, 0).len(), 2);
 }
 
 #[test]
@@ -181,8 +181,8 @@ fn injected_frame_ignores_the_weather() {
     fabric.plug(1, false);
     fabric.inject(1, &frame(0, 1, 100, 0));
     assert!(fabric.run(Nanos::from_millis(1)));
-    assert_eq!(came(&mut fabric, 2), [(DELAY.0, 100)]);
-    assert_eq!((came(&mut fabric, 1), fabric.link(End::Station(1)).unplugged), (vec![], 1));
+    assert_eq!(delivered(&mut fabric, 2), [(DELAY.0, 100)]);
+    assert_eq!((delivered(&mut fabric, 1), fabric.link(End::Station(1)).unplugged), (vec![], 1));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn overdue_events_run_in_order() {
     // The first frame is on its second line, and the other behind it.
     fabric.run(now + Nanos::from_millis(1));
     let last = now.0 + DELAY.0 + 500;
-    assert_eq!(came(&mut fabric, 1), [(last, 476), (last + 300, 276)]);
+    assert_eq!(delivered(&mut fabric, 1), [(last, 476), (last + 300, 276)]);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn unbounded_link_takes_burst_at_once() {
     }
     assert!(fabric.run(Nanos::from_millis(1)));
     let all: Vec<_> = (0..100).map(|n| (5 + 2 * DELAY.0, 100 + n)).collect();
-    assert_eq!(came(&mut fabric, 1), all);
+    assert_eq!(delivered(&mut fabric, 1), all);
 }
 
 #[test]

@@ -54,14 +54,15 @@ fn page_lists_all_values_with_defaults() {
     let block = section.split("```").nth(1).and_then(|block| block.strip_prefix("text\n")).expect("a block");
     let needed = "time = \"1 ms\"\n";
     let shape = "shape = \"star\"\nhosts = 2\n";
-    let said = format!("{needed}{}", block.replace("[network]", &format!("[network]\n{shape}#")));
+    let scenario = format!("{needed}{}", block.replace("[network]", &format!("[network]\n{shape}#")));
     let defaults = Scenario::read(&format!("{needed}[network]\n{shape}[ecn]\n[pfc]\n")).expect("a scenario");
-    assert_eq!(Scenario::read(&said).expect("a scenario"), defaults);
+    assert_eq!(Scenario::read(&scenario).expect("a scenario"), defaults);
     // Every commented-out value is valid, and no key is missing.
-    let all = said.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
+    let all =
+        scenario.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
     let all = toml::to_string(&Scenario::read(&all).expect("a scenario")).expect("a text");
     for table in ["network", "switch", "ecn", "pfc", "hosts", "output"] {
-        let unknown = said.replace(&format!("[{table}]"), &format!("[{table}]\nnothing = 1"));
+        let unknown = scenario.replace(&format!("[{table}]"), &format!("[{table}]\nnothing = 1"));
         let error = Scenario::read(&unknown).expect_err("no such key").to_string();
         let known = error.split_once("expected one of").expect("what is allowed").1;
         for key in known.split('`').skip(1).step_by(2) {

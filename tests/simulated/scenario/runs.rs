@@ -118,7 +118,7 @@ fn capture_has_both_ends_and_drop_reasons() {
     assert!(wrong.to_string().contains("host0-switch0"), "{wrong}");
     simulation.run().expect("connections");
     let text = |file: &Memory| String::from_utf8_lossy(&file.bytes()).into_owned();
-    let (near, far) = (text(&file), text(&target));
+    let (local, remote) = (text(&file), text(&target));
     for part in [
         "host0",
         "switch0:0",
@@ -126,9 +126,9 @@ fn capture_has_both_ends_and_drop_reasons() {
         "the peer is told to pause",
         "of the switch itself",
     ] {
-        assert!(near.contains(part), "{part}");
+        assert!(local.contains(part), "{part}");
     }
-    assert!(far.contains("marked (CE)") && far.contains("waited"), "of the port that marks");
+    assert!(remote.contains("marked (CE)") && remote.contains("waited"), "of the port that marks");
     let bytes = file.bytes();
     let mut reader = Reader::new(&bytes[..]).expect("a capture");
     let mut frames = 0;

@@ -12,47 +12,50 @@ fn refused(text: &str) -> String {
 }
 
 #[track_caller]
-fn says(text: &str, parts: &[&str]) {
-    let said = refused(text);
+fn check_message(text: &str, parts: &[&str]) {
+    let message = refused(text);
     for part in parts {
-        assert!(said.contains(part), "`{part}` is not in: {said}");
+        assert!(message.contains(part), "`{part}` is not in: {message}");
     }
 }
 
 #[test]
 fn unknown_key_error_has_line_and_choices() {
     let text = GOOD.replace("hosts = 3", "hosts = 3\nspeed = \"10G\"");
-    says(&text, &["line 5", "speed", "`rate`", "`trunk_delay`"]);
-    says(&format!("{GOOD}[swich]\n"), &["line 5", "swich", "`switch`"]);
-    says(&format!("{GOOD}[[traffic]]\npattern = \"incest\"\n"), &["line 6", "`incast`", "`ring-all-reduce`"]);
+    check_message(&text, &["line 5", "speed", "`rate`", "`trunk_delay`"]);
+    check_message(&format!("{GOOD}[swich]\n"), &["line 5", "swich", "`switch`"]);
+    check_message(
+        &format!("{GOOD}[[traffic]]\npattern = \"incest\"\n"),
+        &["line 6", "`incast`", "`ring-all-reduce`"],
+    );
 }
 
 #[test]
 fn quantity_error_lists_units() {
-    says(&GOOD.replace("1 ms", "1 min"), &["line 1", "ns, us, ms or s"]);
-    says(&format!("{GOOD}rate = \"10 GB\"\n"), &["line 5", "100 Gb/s"]);
-    says(&format!("{GOOD}[switch]\nbuffer = -5\n"), &["line 6", "KiB"]);
+    check_message(&GOOD.replace("1 ms", "1 min"), &["line 1", "ns, us, ms or s"]);
+    check_message(&format!("{GOOD}rate = \"10 GB\"\n"), &["line 5", "100 Gb/s"]);
+    check_message(&format!("{GOOD}[switch]\nbuffer = -5\n"), &["line 6", "KiB"]);
 }
 
 #[test]
 fn shape_parameters_are_checked() {
-    says(&GOOD.replace("hosts = 3", ""), &["give `hosts`", "star has hosts"]);
-    says(&GOOD.replace("hosts = 3", "hosts = 3\nspines = 2"), &["no `spines`"]);
-    says(&GOOD.replace("star", "fat-tree").replace("hosts = 3", "k = 3"), &["3 ports", "even"]);
-    says(&GOOD.replace("star", "leaf-spine"), &["give `leaves`", "leaves, spines, hosts"]);
+    check_message(&GOOD.replace("hosts = 3", ""), &["give `hosts`", "star has hosts"]);
+    check_message(&GOOD.replace("hosts = 3", "hosts = 3\nspines = 2"), &["no `spines`"]);
+    check_message(&GOOD.replace("star", "fat-tree").replace("hosts = 3", "k = 3"), &["3 ports", "even"]);
+    check_message(&GOOD.replace("star", "leaf-spine"), &["give `leaves`", "leaves, spines, hosts"]);
 }
 
 #[test]
 fn missing_traffic_parameters_are_named() {
     let with = |traffic: &str| format!("{GOOD}[[traffic]]\n{traffic}\n");
-    says(&with("pattern = \"incast\""), &["traffic 0: incast", "give `bytes`"]);
-    says(&with("pattern = \"poisson\"\nload = 0.5"), &["web-search, data-mining, hadoop"]);
-    says(&with("pattern = \"flows\"\nbytes = 1\nto = [\"host7\"]"), &["host7", "host0 to host2"]);
-    says(&with("pattern = \"flows\"\nbytes = 1\npriority = 8"), &["0 to 7"]);
-    says(&format!("{GOOD}[cc]\ncontrol = \"dcqcn\"\nrpg_ai_rat = 5\n"), &["rpg_ai_rate"]);
-    says(&format!("{GOOD}[hosts]\nmtu = 1500\n"), &["1024, 2048 or 4096"]);
-    says(&format!("{GOOD}[pfc]\nwatchdog = 0\n"), &["watchdog"]);
-    says(&format!("{GOOD}frame_errors = 2.0\n"), &["0 to 1"]);
+    check_message(&with("pattern = \"incast\""), &["traffic 0: incast", "give `bytes`"]);
+    check_message(&with("pattern = \"poisson\"\nload = 0.5"), &["web-search, data-mining, hadoop"]);
+    check_message(&with("pattern = \"flows\"\nbytes = 1\nto = [\"host7\"]"), &["host7", "host0 to host2"]);
+    check_message(&with("pattern = \"flows\"\nbytes = 1\npriority = 8"), &["0 to 7"]);
+    check_message(&format!("{GOOD}[cc]\ncontrol = \"dcqcn\"\nrpg_ai_rat = 5\n"), &["rpg_ai_rate"]);
+    check_message(&format!("{GOOD}[hosts]\nmtu = 1500\n"), &["1024, 2048 or 4096"]);
+    check_message(&format!("{GOOD}[pfc]\nwatchdog = 0\n"), &["watchdog"]);
+    check_message(&format!("{GOOD}frame_errors = 2.0\n"), &["0 to 1"]);
 }
 
 #[test]
@@ -68,9 +71,9 @@ fn custom_network_is_built_and_checked() {
     assert_eq!(results.summary.ended, 1);
     // 10 KB at 10 Gb/s, with headers.
     assert!((8_000..12_500).contains(&results.summary.fct_max_ns), "{}", results.summary.fct_max_ns);
-    says(&nodes("{ ends = [\"a\", \"b\"] }"), &["join each to a switch"]);
-    says(&nodes("{ ends = [\"a\", \"x\"] }"), &["`x`", "neither"]);
-    says(&nodes("{ ends = [\"a\", \"s\"] }"), &["station 1 has no link"]);
+    check_message(&nodes("{ ends = [\"a\", \"b\"] }"), &["join each to a switch"]);
+    check_message(&nodes("{ ends = [\"a\", \"x\"] }"), &["`x`", "neither"]);
+    check_message(&nodes("{ ends = [\"a\", \"s\"] }"), &["station 1 has no link"]);
 }
 
 #[test]
@@ -134,9 +137,9 @@ fn invalid_value_error_has_line_and_range() {
     ];
     for (from, to, parts) in cases {
         assert_eq!(good.matches(from).count(), 1, "{from}");
-        let said = refused_file(&good.replace(from, to));
+        let message = refused_file(&good.replace(from, to));
         for part in parts.iter().chain(&["wrong.toml"]) {
-            assert!(said.contains(part), "{to}: `{part}` is not in: {said}");
+            assert!(message.contains(part), "{to}: `{part}` is not in: {message}");
         }
     }
 }

@@ -15,7 +15,7 @@ fn aeth(syndrome: Syndrome) -> Aeth {
 }
 
 /// A stage that has sent one request.
-fn asked(opcode: WrOpcode, length: u32) -> Stage {
+fn requested(opcode: WrOpcode, length: u32) -> Stage {
     let mut stage = Stage::new();
     stage.post_as(1, opcode, SendFlags::SIGNALED, length);
     assert!(!stage.wait(SOON).is_empty());
@@ -38,11 +38,11 @@ fn acknowledgement_with_payload_is_a_bad_response() {
         Syndrome::Nak(NakCode::RemoteAccess),
     ];
     for syndrome in [ACK].into_iter().chain(naks) {
-        let mut stage = asked(WrOpcode::Write, 4);
+        let mut stage = requested(WrOpcode::Write, 4);
         stage.answer(Opcode::RC_ACKNOWLEDGE, FIRST, Ext::Aeth(aeth(syndrome)), &[1; 4]);
         assert_bad_response(&mut stage, &format!("{syndrome:?} with 4 bytes"));
     }
-    let mut stage = asked(WrOpcode::FetchAdd, 8);
+    let mut stage = requested(WrOpcode::FetchAdd, 8);
     stage.answer(Opcode::RC_ATOMIC_ACKNOWLEDGE, FIRST, Ext::AtomicAck(aeth(ACK), 5), &[1; 4]);
     assert_bad_response(&mut stage, "an ATOMIC ACKNOWLEDGE with 4 bytes");
 }
@@ -51,7 +51,7 @@ fn acknowledgement_with_payload_is_a_bad_response() {
 //= test: IBTA 9.7.6: ghost-ack-is-dropped, old-ack-is-dropped
 #[test]
 fn old_and_ghost_acks_with_payload_are_dropped() {
-    let mut stage = asked(WrOpcode::Write, 4);
+    let mut stage = requested(WrOpcode::Write, 4);
     for psn in [FIRST - 1, FIRST + 1] {
         stage.answer(Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth(ACK)), &[1; 4]);
         assert_eq!(stage.wait(SOON), []);
@@ -64,7 +64,7 @@ fn old_and_ghost_acks_with_payload_are_dropped() {
 
 #[test]
 fn single_packet_read_requires_an_only_response() {
-    let mut stage = asked(WrOpcode::Read, 8);
+    let mut stage = requested(WrOpcode::Read, 8);
     stage.answer(Opcode::RC_READ_RESPONSE_LAST, FIRST, Ext::Aeth(aeth(ACK)), &[7; 8]);
     assert_bad_response(&mut stage, "LAST");
 }
@@ -73,12 +73,12 @@ fn single_packet_read_requires_an_only_response() {
 #[test]
 fn misplaced_read_response_opcode_is_a_bad_response() {
     let with_aeth = Ext::Aeth(aeth(ACK));
-    let mut stage = asked(WrOpcode::Read, 768);
+    let mut stage = requested(WrOpcode::Read, 768);
     stage.read_middle(FIRST, 7);
     assert_bad_response(&mut stage, "MIDDLE at the beginning");
 
     let begun = || {
-        let mut stage = asked(WrOpcode::Read, 768);
+        let mut stage = requested(WrOpcode::Read, 768);
         stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
         assert_eq!(stage.wait(SOON), []);
         stage
@@ -105,7 +105,7 @@ fn resumed_read_accepts_first_or_middle() {
         assert_eq!(again, [(Opcode::RC_READ_REQUEST, from)]);
     };
     for first in [true, false] {
-        let mut stage = asked(WrOpcode::Read, 768);
+        let mut stage = requested(WrOpcode::Read, 768);
         stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
         stage.wait(SOON);
         rest(&mut stage, FIRST + 1);
@@ -123,7 +123,7 @@ fn resumed_read_accepts_first_or_middle() {
         assert_eq!(stage.memory.bytes(0, 768), [7; 768]);
     }
     // The READ was resumed at the second packet, so ONLY is wrong at the third.
-    let mut stage = asked(WrOpcode::Read, 768);
+    let mut stage = requested(WrOpcode::Read, 768);
     stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
     stage.wait(SOON);
     rest(&mut stage, FIRST + 1);
@@ -136,7 +136,7 @@ fn resumed_read_accepts_first_or_middle() {
 /// A response from another address, or with another P_Key, is dropped. The peer's own response still completes the READ.
 #[test]
 fn read_response_from_a_stranger_is_dropped() {
-    let mut stage = asked(WrOpcode::Read, 8);
+    let mut stage = requested(WrOpcode::Read, 8);
     let only = Bth {
         opcode: Opcode::RC_READ_RESPONSE_ONLY,
         dest_qp: stage.qp.handle.qpn,

@@ -30,14 +30,14 @@ fn new_stage() -> Stage {
 fn stage() -> Stage {
     let mut stage = new_stage();
     stage.post_as(0, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST, true)], "no PSN is left for a probe");
+    assert_eq!(ack_requests(&mut stage), [(FIRST, true)], "no PSN is left for a probe");
     stage.acknowledge(FIRST, ACK, 1);
     stage.wait(SOON);
     stage
 }
 
 /// Returns the PSNs of the packets that leave now, and whether each asks for an acknowledgement.
-fn asked(stage: &mut Stage) -> Vec<(Psn, bool)> {
+fn ack_requests(stage: &mut Stage) -> Vec<(Psn, bool)> {
     stage.packets().iter().map(|(packet, _)| (packet.bth.psn, packet.bth.ack_req)).collect()
 }
 
@@ -47,7 +47,7 @@ fn unsignaled_messages_ask_after_a_quiet_time() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Write, UNSIGNALED, 4);
     stage.post_as(2, WrOpcode::Write, UNSIGNALED, 600);
-    assert_eq!(asked(&mut stage), [0, 1, 2, 3].map(|n| (NEXT + n, false)));
+    assert_eq!(ack_requests(&mut stage), [0, 1, 2, 3].map(|n| (NEXT + n, false)));
     assert_eq!(stage.wait(QUIET - SOON), []);
     stage.now = stage.now + SOON + TICK;
     let (probe, payload) = stage.packets().pop().expect("a probe");
@@ -65,10 +65,10 @@ fn unsignaled_messages_ask_after_a_quiet_time() {
 fn signaled_message_asks_for_those_before_it() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(NEXT, false)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT, false)]);
     stage.wait(QUIET - SOON);
     stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(NEXT + 1, true)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT + 1, true)]);
     assert_eq!(stage.wait(TIMEOUT - SOON), [], "its own timeout");
     let both = [NEXT, NEXT + 1].map(|psn| (Opcode::RC_SEND_ONLY, psn));
     assert_eq!(stage.wait(SOON + SOON), both);
@@ -87,11 +87,11 @@ fn probe_shows_a_lost_message() {
     }
     stage.wait(QUIET - SOON);
     stage.now = stage.now + SOON + TICK;
-    assert_eq!(asked(&mut stage), [(NEXT - 1, true)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT - 1, true)]);
     stage.acknowledge(NEXT, ACK, 2);
     assert_eq!(stage.wait(TIMEOUT - SOON), []);
     stage.now = stage.now + SOON + TICK;
-    assert_eq!(asked(&mut stage), [(NEXT + 1, true), (NEXT + 2, true)], "retransmissions ask");
+    assert_eq!(ack_requests(&mut stage), [(NEXT + 1, true), (NEXT + 2, true)], "retransmissions ask");
     stage.acknowledge(NEXT + 2, ACK, 4);
     assert_eq!(stage.wait(TIMEOUT + TIMEOUT), []);
     assert_eq!(["tail_probes", "local_ack_timeout_err"].map(|name| stage.counter(name)), [1, 1]);
@@ -121,7 +121,7 @@ fn request_asks_in_place_of_a_probe() {
     stage.wait(QUIET - SOON);
     stage.now = stage.now + SOON + TICK;
     stage.post_as(2, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(NEXT + 1, true)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT + 1, true)]);
     assert_eq!(stage.counter("tail_probes"), 0);
 }
 
@@ -129,11 +129,11 @@ fn request_asks_in_place_of_a_probe() {
 fn drain_asks_at_once() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(NEXT, false)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT, false)]);
     let drain = QpAttr { state: Some(QpState::Sqd), en_sqd_async_notify: Some(true), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &drain).expect("a legal transition");
     stage.now = stage.now + TICK;
-    assert_eq!(asked(&mut stage), [(NEXT - 1, true)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT - 1, true)]);
     stage.acknowledge(NEXT, ACK, 2);
     stage.wait(SOON);
     assert_eq!(stage.events(), [EventKind::SqDrained]);
@@ -144,15 +144,15 @@ fn drain_asks_at_once() {
 fn rate_limit_asks_for_what_is_outstanding() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(NEXT, false)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT, false)]);
     let limit = RateLimit { kbps: 1_000_000, max_burst: 0, typical_packet: 0 };
     let attr = QpAttr { rate_limit: Some(limit), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
-    assert_eq!(asked(&mut stage), [(NEXT - 1, true)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT - 1, true)]);
     stage.acknowledge(NEXT, ACK, 2);
     assert_eq!(stage.wait(TIMEOUT + TIMEOUT), []);
     stage.post_as(2, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(NEXT + 1, true)]);
+    assert_eq!(ack_requests(&mut stage), [(NEXT + 1, true)]);
 }
 
 /// A probe must not have the PSN of a READ or an atomic, which have responses of their own: the first packet behind one asks.
@@ -168,7 +168,7 @@ fn packet_behind_a_read_or_atomic_asks() {
         stage.post_as(1, opcode, UNSIGNALED, 8);
         stage.post_as(2, WrOpcode::Write, UNSIGNALED, 600);
         let expected = [(NEXT, true), (NEXT + 1, true), (NEXT + 2, false), (NEXT + 3, false)];
-        assert_eq!(asked(&mut stage), expected, "{opcode:?}");
+        assert_eq!(ack_requests(&mut stage), expected, "{opcode:?}");
         let aeth = Aeth { syndrome: ACK.into(), msn: 2 };
         match opcode {
             WrOpcode::Read => stage.answer(answer, NEXT, Ext::Aeth(aeth), &[7; 8]),
@@ -191,6 +191,6 @@ fn requesters_that_learn_from_acknowledgements_ask_each_time() {
         let mut stage = Stage::with(Setup { sq_sig_all: false, ..setup });
         stage.post_as(1, WrOpcode::Write, UNSIGNALED, 600);
         let last = [(FIRST, false), (FIRST + 1, false), (FIRST + 2, true)];
-        assert_eq!(asked(&mut stage), last, "setup {n}");
+        assert_eq!(ack_requests(&mut stage), last, "setup {n}");
     }
 }

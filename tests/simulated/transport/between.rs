@@ -69,13 +69,13 @@ impl<F: FnMut() + Send + 'static> Port for Calling<F> {
 /// The late receive rings no doorbell: the queue has not been armed for one.
 #[test]
 fn receive_posted_while_the_qp_fails_is_flushed() {
-    let (near, far) = joined_ports(1500, None);
+    let (local, remote) = joined_ports(1500, None);
     let ring = RecvRing::new(8, 1).expect("memory for a queue");
     let poster = ring.clone();
     let call = move || {
         poster.post(2, &[]).expect("room for a receive");
     };
-    let mut stage = Stage::on(Setup::default(), Box::new(Calling { inner: near, call, burst: 0 }), far);
+    let mut stage = Stage::on(Setup::default(), Box::new(Calling { inner: local, call, burst: 0 }), remote);
     let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
     stage.qp = stage.host.create_qp_from(init, ReceiveSource::Own(ring), 16);
     stage.connect(&Setup::default());

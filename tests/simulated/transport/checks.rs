@@ -175,14 +175,14 @@ fn read_of_deregistered_memory_is_named_in_capture() {
 fn xrc_srq_checks_are_named_in_capture() {
     let (stage, file) = captured(Setup::default());
     let mut target = Target::on(stage);
-    target.ask(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(XrcEth { srqn: 1 }), &[1]);
+    target.request(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(XrcEth { srqn: 1 }), &[1]);
     assert_eq!(of_refusals(file.comments()), refused(Check::NoSuchQueue));
     let (stage, file) = captured(Setup::default());
     let mut target = Target::on(stage);
     target.post(0, 10, 600);
     let [one, two] = [0, 1].map(|queue| target.number(queue)).map(|Srqn(srqn)| Ext::Xrc(XrcEth { srqn }));
-    target.ask(Opcode::XRC_SEND_FIRST, 0, one, &FULL);
-    target.ask(Opcode::XRC_SEND_LAST, 1, two, &[1]);
+    target.request(Opcode::XRC_SEND_FIRST, 0, one, &FULL);
+    target.request(Opcode::XRC_SEND_LAST, 1, two, &[1]);
     assert_eq!(of_refusals(file.comments()), refused(Check::OtherQueue));
 }
 

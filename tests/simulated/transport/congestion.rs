@@ -229,8 +229,11 @@ fn cnp_slows_only_a_sending_qp() {
     // One data packet can have caused one notification.
     assert_eq!((stage.counter("rp_cnp_handled"), stage.counter("rp_cnp_ignored")), (1, 5));
     let records = stage.log();
-    let told = |text: &str| records.iter().any(|record| record.contains(text));
-    assert!(told("CNP psn 0: congestion notification: rate 10 Gb/s -> 5 Gb/s, alpha 1"), "{records:#?}");
+    let is_recorded = |text: &str| records.iter().any(|record| record.contains(text));
+    assert!(
+        is_recorded("CNP psn 0: congestion notification: rate 10 Gb/s -> 5 Gb/s, alpha 1"),
+        "{records:#?}"
+    );
 }
 
 #[test]

@@ -69,8 +69,8 @@ fn acks_carry_the_posted_receives_as_credits() {
         stage.receive(id, 0, 8);
     }
     // Credit codes encode 0 1 2 3 4 6 8 ...: five receives are advertised as four.
-    let told = [(0, 4), (1, 4), (2, 3), (3, 2), (4, 1), (5, 0)];
-    for (psn, credits) in told {
+    let advertised = [(0, 4), (1, 4), (2, 3), (3, 2), (4, 1), (5, 0)];
+    for (psn, credits) in advertised {
         let answers = stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
         assert_eq!(answers, [Answer::acknowledge(psn, Syndrome::Ack { credits })], "PSN {psn}");
     }

@@ -87,9 +87,9 @@ fn late_packet_is_cut_in_two_pieces() {
     let mut stage = stage();
     for (psn, offset, length) in [(1, 0x40, 0x10), (2, 0xf0, 0x40), (3, 0x60, 1)] {
         let reth = Ext::Reth(stage.reth(offset, length));
-        let kept = (1..=psn).collect();
+        let stored = (1..=psn).collect();
         let seen = stage.hand(Opcode::RC_WRITE_ONLY, psn, reth, &vec![9; length as usize]);
-        assert_eq!(seen, [Seen::Sack(0, psn as u8 + 1, kept)]);
+        assert_eq!(seen, [Seen::Sack(0, psn as u8 + 1, stored)]);
     }
     let bytes: Vec<u8> = (0..FULL).map(|at| if at < 0x80 { 1 } else { 2 }).collect();
     let whole = Ext::Reth(stage.reth(0, FULL as u32));

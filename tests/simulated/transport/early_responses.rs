@@ -25,7 +25,7 @@ impl Stage {
     }
 
     /// Returns the READ requests that leave: PSN relative to the first one, and number of packets asked for.
-    fn asked(&mut self) -> Vec<(u32, u32)> {
+    fn requests(&mut self) -> Vec<(u32, u32)> {
         let of = |reth: Reth, psn: u32| {
             assert_eq!(reth.va - 0x1000, u64::from(psn) * FULL as u64, "the address belongs to the PSN");
             (psn, reth.dma_len / FULL as u32)
@@ -60,17 +60,17 @@ const MIDDLE: Opcode = Opcode::RC_READ_RESPONSE_MIDDLE;
 fn lost_responses_are_asked_for_alone() {
     let mut stage = stage();
     stage.read(0, 6);
-    assert_eq!(stage.asked(), [(0, 6)]);
+    assert_eq!(stage.requests(), [(0, 6)]);
     stage.answer_read(Opcode::RC_READ_RESPONSE_FIRST, 0, 1);
     stage.answer_read(MIDDLE, 2, 3);
-    assert_eq!(stage.asked(), [(1, 1)]);
+    assert_eq!(stage.requests(), [(1, 1)]);
     stage.answer_read(MIDDLE, 4, 5);
-    assert_eq!(stage.asked(), [(3, 1)]);
+    assert_eq!(stage.requests(), [(3, 1)]);
     stage.answer_read(Opcode::RC_READ_RESPONSE_LAST, 5, 6);
-    assert_eq!(stage.asked(), NOTHING);
+    assert_eq!(stage.requests(), NOTHING);
     assert_eq!(stage.stored(7), [1, 0, 3, 0, 5, 6, 0]);
     stage.answer_read(ONLY, 3, 4);
-    assert_eq!((stage.done(), stage.asked()), (vec![], NOTHING.to_vec()));
+    assert_eq!((stage.done(), stage.requests()), (vec![], NOTHING.to_vec()));
     stage.answer_read(ONLY, 1, 2);
     assert_eq!(stage.done(), [WcOpcode::Read]);
     assert_eq!(stage.stored(7), [1, 2, 3, 4, 5, 6, 0]);
@@ -93,10 +93,10 @@ fn reads_complete_in_order_behind_a_loss() {
         let sges = [stage.memory.sge(to as u64, FULL as u32)];
         stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
     }
-    assert_eq!(stage.asked(), [(0, 1), (1, 1), (2, 1), (3, 1)]);
+    assert_eq!(stage.requests(), [(0, 1), (1, 1), (2, 1), (3, 1)]);
     stage.answer_read(ONLY, 1, 2);
     stage.answer_read(ONLY, 3, 4);
-    assert_eq!(stage.asked(), [(0, 1), (2, 1)]);
+    assert_eq!(stage.requests(), [(0, 1), (2, 1)]);
     stage.answer_read(ONLY, 0, 1);
     assert_eq!(stage.statuses().iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1]);
     stage.answer_read(ONLY, 2, 3);
@@ -112,9 +112,9 @@ fn acknowledged_write_waits_for_the_read() {
     stage.post(WrOpcode::Write, FULL as u32);
     stage.packets();
     stage.acknowledge(FIRST + 2, Syndrome::Ack { credits: 31 }, 2);
-    assert_eq!(stage.asked(), [(0, 2)]);
+    assert_eq!(stage.requests(), [(0, 2)]);
     stage.acknowledge(FIRST + 2, Syndrome::Ack { credits: 31 }, 2);
-    assert_eq!(stage.asked(), NOTHING);
+    assert_eq!(stage.requests(), NOTHING);
     stage.answer_read(Opcode::RC_READ_RESPONSE_FIRST, 0, 1);
     assert_eq!(stage.done(), []);
     stage.answer_read(Opcode::RC_READ_RESPONSE_LAST, 1, 2);
@@ -126,10 +126,10 @@ fn acknowledged_write_waits_for_the_read() {
 fn lost_repetition_is_found_by_a_probe() {
     let mut stage = stage();
     stage.read(0, 4);
-    stage.asked();
+    stage.requests();
     stage.answer_read(Opcode::RC_READ_RESPONSE_FIRST, 0, 1);
     stage.answer_read(Opcode::RC_READ_RESPONSE_LAST, 3, 4);
-    assert_eq!(stage.asked(), [(1, 1), (2, 1)]);
+    assert_eq!(stage.requests(), [(1, 1), (2, 1)]);
     let again = stage.wait(Nanos::from_micros(1_100));
     let psns: Vec<_> = again.iter().map(|(_, psn)| (*psn - FIRST.value()).value()).collect();
     assert_eq!(psns, [1, 2]);
@@ -176,7 +176,7 @@ fn responder_sends_single_responses_again() {
     }
     let whole = Ext::Reth(stage.reth(0, 6 * FULL as u32));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, whole, &[]).len(), 6);
-    let mut ask = |psns: &[u32]| {
+    let mut request = |psns: &[u32]| {
         for psn in psns {
             let reth = stage.reth(u64::from(*psn) * FULL as u64, FULL as u32);
             let (opcode, dest_qp) = (Opcode::RC_READ_REQUEST, stage.qp.handle.qpn);
@@ -186,8 +186,8 @@ fn responder_sends_single_responses_again() {
         let part = |it: &Answer| (it.opcode, it.psn, it.payload[0]);
         stage.answers().iter().map(part).collect::<Vec<_>>()
     };
-    assert_eq!(ask(&[1, 4]), [(ONLY, 1, 2), (ONLY, 4, 5)]);
-    assert_eq!(ask(&[5]), [(ONLY, 5, 6)]);
-    assert_eq!(ask(&[0, 0, 2]), [(ONLY, 0, 1), (ONLY, 2, 3)]);
+    assert_eq!(request(&[1, 4]), [(ONLY, 1, 2), (ONLY, 4, 5)]);
+    assert_eq!(request(&[5]), [(ONLY, 5, 6)]);
+    assert_eq!(request(&[0, 0, 2]), [(ONLY, 0, 1), (ONLY, 2, 3)]);
     assert_eq!(stage.counter("duplicate_dropped"), 0);
 }

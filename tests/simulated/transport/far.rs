@@ -22,7 +22,7 @@ pub(crate) fn own_memory() -> Arc<RemoteMemory> {
 }
 
 /// A region of two pages in "another process".
-fn far() -> (Stage, Pages, Region) {
+fn remote_pages() -> (Stage, Pages, Region) {
     let mut stage = Stage::with(Setup { serves: true, ..Setup::default() });
     let pages = Pages::new(2);
     let remote = own_memory();
@@ -43,7 +43,7 @@ impl Stage {
 
 #[test]
 fn requests_of_a_burst_see_its_earlier_writes() {
-    let (mut stage, pages, region) = far();
+    let (mut stage, pages, region) = remote_pages();
     let (va, rkey) = (pages.address(), region.key);
     let reth = |at: u64, dma_len: u32| Ext::Reth(Reth { va: va + at, rkey, dma_len });
     let mtu = MTU.bytes();
@@ -72,7 +72,7 @@ fn requests_of_a_burst_see_its_earlier_writes() {
 
 #[test]
 fn send_gathers_payload_from_remote_memory() {
-    let (mut stage, pages, region) = far();
+    let (mut stage, pages, region) = remote_pages();
     let bytes: Vec<u8> = (0..3 * MTU.bytes() + 7).map(|i| (i * 7) as u8).collect();
     assert_eq!(stage.write_to(0, pages.address() + 3, region.key, &bytes[..MTU.bytes()]), [Answer::ack(0)]);
     let rest = &bytes[MTU.bytes()..];
@@ -94,7 +94,7 @@ fn send_gathers_payload_from_remote_memory() {
 
 #[test]
 fn write_to_missing_page_fails_without_an_ack() {
-    let (mut stage, pages, region) = far();
+    let (mut stage, pages, region) = remote_pages();
     let (va, rkey) = (pages.address(), region.key);
     pages.take_away(1);
     let write = |at: u64| Ext::Reth(Reth { va: va + at, rkey, dma_len: 12 });
@@ -112,7 +112,7 @@ fn write_to_missing_page_fails_without_an_ack() {
 
 #[test]
 fn read_into_missing_page_fails_with_loc_prot() {
-    let (mut stage, pages, region) = far();
+    let (mut stage, pages, region) = remote_pages();
     let sges = [Sge { addr: pages.address() + PAGE, length: 64, lkey: LKey(region.key) }];
     stage.post_list(&SendWr { wr_id: 2, opcode: WrOpcode::Read, ..SendWr::default() }, &sges);
     stage.packets();

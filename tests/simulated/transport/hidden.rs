@@ -37,8 +37,8 @@ impl Stage {
 /// accepted and counted as `icrc_weak`.
 #[test]
 fn implausible_identification_counts_as_weak_icrc() {
-    let (near, far) = joined_ports(1500, None);
-    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
+    let (local, remote) = joined_ports(1500, None);
+    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(local, None)), remote);
     let cases = [
         (50, 0, "the segment of a train"),
         (127, 0, "the last of one"),
@@ -63,8 +63,8 @@ fn implausible_identification_counts_as_weak_icrc() {
 /// A READ response advances the tracked identification like any other packet of the peer.
 #[test]
 fn read_response_updates_the_peers_identification() {
-    let (near, far) = joined_ports(1500, None);
-    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
+    let (local, remote) = joined_ports(1500, None);
+    let mut stage = Stage::on(Setup::default(), Box::new(Sockets(local, None)), remote);
     stage.receive(0, 0, 8);
     assert_eq!(stage.send_identified(0, 5000), [Answer::ack(0)]);
     assert_eq!(stage.counter("icrc_weak"), 1, "it begins there");
@@ -82,9 +82,9 @@ fn read_response_updates_the_peers_identification() {
 //= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
 fn strict_icrc_learns_the_peers_identification() {
-    let (near, far) = joined_ports(1500, None);
+    let (local, remote) = joined_ports(1500, None);
     let mut stage =
-        Stage::on(Setup { strict_icrc: true, ..Setup::default() }, Box::new(Sockets(near, None)), far);
+        Stage::on(Setup { strict_icrc: true, ..Setup::default() }, Box::new(Sockets(local, None)), remote);
     let cases = [
         (0, 5000, false, "a counter that begins there"),
         (0, 5001, true, "the next"),
@@ -108,17 +108,17 @@ fn strict_icrc_learns_the_peers_identification() {
 /// A late pass finds packets that arrived earlier. Without an arrival time, the time of the pass counts.
 #[test]
 fn round_trip_ends_at_the_acks_arrival_time() {
-    let (begins, arrives, looks) =
+    let (begins, arrives, checks) =
         (Nanos::from_micros(100), Nanos::from_micros(130), Nanos::from_micros(900));
-    for (known, round_trip) in [(Some(arrives), arrives - begins), (None, looks - begins)] {
-        let (near, far) = joined_ports(1500, None);
-        let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, known)), far);
+    for (known, round_trip) in [(Some(arrives), arrives - begins), (None, checks - begins)] {
+        let (local, remote) = joined_ports(1500, None);
+        let mut stage = Stage::on(Setup::default(), Box::new(Sockets(local, known)), remote);
         let config = CongestionConfig { control: "swift".parse().expect("settings"), ..Default::default() };
         stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
         stage.now = begins;
         stage.post(WrOpcode::Send, 16);
         stage.host.worker.poll(stage.now);
-        stage.now = looks;
+        stage.now = checks;
         stage.acknowledge(FIRST, Syndrome::Ack { credits: 31 }, 1);
         stage.host.worker.poll(stage.now);
         let (now, qp) = (stage.now, &stage.qp);

@@ -182,10 +182,10 @@ fn partial_read_short_of_the_end_is_dropped() {
 #[test]
 fn largest_packet_fits_the_link_mtu() {
     for link_mtu in [1104, 1111, 1112, 4183, 4184] {
-        let (near, mut far) = joined_ports(link_mtu, None);
+        let (local, mut remote) = joined_ports(link_mtu, None);
         let path_mtu = Mtu::largest_for_link(link_mtu).expect("large enough");
         let config = NicConfig { limits: Limits::small(), largest_mtu: path_mtu, ..NicConfig::default() };
-        let mut host = Host::new(1, config, near);
+        let mut host = Host::new(1, config, local);
         let memory = host.register(4096, Access::READ_WRITE);
         let qp = host.create_qp(QpCaps::default(), true, 16);
         for mut attr in attributes(&host, &Setup::default()) {
@@ -199,8 +199,8 @@ fn largest_packet_fits_the_link_mtu() {
         let sges = [memory.sge(0, path_mtu.bytes() as u32)];
         host.post_send(&qp, &wr, Payload::Sges(&sges)).expect("room for a request");
         host.worker.poll(Nanos::ZERO);
-        assert_eq!(far.rx_burst(Nanos::ZERO), 1);
-        let length = far.rx_frame(0).frame.len();
+        assert_eq!(remote.rx_burst(Nanos::ZERO), 1);
+        let length = remote.rx_frame(0).frame.len();
         assert!(length <= 14 + link_mtu, "{} bytes from the IP header on, link {link_mtu}", length - 14);
     }
 }
@@ -226,7 +226,7 @@ fn repeated_rnr_nak_costs_no_further_retry() {
 //= test: IBTA 9.6.1: packet-is-whole-words
 #[test]
 fn unpadded_payload_is_dropped_by_every_service() {
-    let ask = |qp_type, opcode, pad, payload: &[u8]| {
+    let send = |qp_type, opcode, pad, payload: &[u8]| {
         let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
         stage.receive(1, 4096, 300);
         if qp_type == QpType::Rc {
@@ -245,19 +245,19 @@ fn unpadded_payload_is_dropped_by_every_service() {
     let datagram = [0x11, 0x11, 0x22, 0x22, 0, 0, 0, 0x77, 9];
     for (length, pad) in [(5, 0), (6, 1), (7, 2), (7, 0)] {
         for (qp_type, opcode) in [(QpType::Rc, Opcode::RC_SEND_ONLY), (QpType::Uc, Opcode::UC_SEND_ONLY)] {
-            ask(qp_type, opcode, pad, &[1; 8][..length]);
+            send(qp_type, opcode, pad, &[1; 8][..length]);
         }
     }
-    ask(QpType::Ud, Opcode::UD_SEND_ONLY, 0, &datagram);
+    send(QpType::Ud, Opcode::UD_SEND_ONLY, 0, &datagram);
     // An AETH, and 255 bytes.
     let response = [&[0x1f, 0, 0, 1][..], &[7; 255]].concat();
-    ask(QpType::Rc, Opcode::RC_READ_RESPONSE_FIRST, 0, &response);
+    send(QpType::Rc, Opcode::RC_READ_RESPONSE_FIRST, 0, &response);
 }
 
 #[test]
 fn overflowed_cq_accepts_no_more_completions() {
-    let (near, _far) = joined_ports(1500, None);
-    let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
+    let (local, _remote) = joined_ports(1500, None);
+    let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, local);
     let qp = host.create_qp(QpCaps::default(), true, 2);
     for attr in attributes(&host, &Setup::default()) {
         host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
@@ -301,8 +301,8 @@ fn changed_timeout_applies_to_outstanding_requests() {
 
 #[test]
 fn qpns_are_not_reused_soon() {
-    let (near, _far) = joined_ports(1500, None);
-    let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
+    let (local, _remote) = joined_ports(1500, None);
+    let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, local);
     let mut seen = std::collections::HashSet::new();
     for _ in 0..1000 {
         let qp = host.create_qp(QpCaps::default(), true, 1);

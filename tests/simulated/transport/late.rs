@@ -284,16 +284,20 @@ fn local_invalidation_completes_after_late_copy() {
     let other = stage.another_qp();
     let memory = HostMemory::remote(&client.remote, client.pages.address(), PAGE, false);
     let fast = stage.fast(&memory, &[1]);
-    let asked = registration(fast, 0x7000_0000, 64);
-    stage.post_list(&SendWr::fast_register(1, SendFlags::SIGNALED, &asked), &[]);
+    let registered = registration(fast, 0x7000_0000, 64);
+    stage.post_list(&SendWr::fast_register(1, SendFlags::SIGNALED, &registered), &[]);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
-    let reth = Ext::Reth(Reth { va: 0x7000_0000, rkey: asked.key.0, dma_len: 8 });
+    let reth = Ext::Reth(Reth { va: 0x7000_0000, rkey: registered.key.0, dma_len: 8 });
     stage.put_request(Opcode::RC_WRITE_ONLY, 0, reth, &[3; 8]);
     assert_eq!(stage.answers(), []);
     // Another QP invalidates the key, and says so to its peer.
-    let invalidate =
-        SendWr { wr_id: 2, opcode: WrOpcode::LocalInvalidate, rkey: RKey(asked.key.0), ..SendWr::default() };
+    let invalidate = SendWr {
+        wr_id: 2,
+        opcode: WrOpcode::LocalInvalidate,
+        rkey: RKey(registered.key.0),
+        ..SendWr::default()
+    };
     let post = |stage: &Stage, wr: &SendWr, sges: &[Sge]| {
         let list = roxie::shared::work_queue::Payload::Sges(sges);
         stage.host.post_send(&other, wr, list).expect("room");

@@ -45,11 +45,11 @@ impl Stage {
 
     /// Lets the deadline of a batch pass, and returns what leaves then.
     fn overdue(&mut self, client: &Client) -> Vec<Answer> {
-        let mut said = self.answers();
+        let mut answers = self.answers();
         self.now = self.now + DEADLINE + Nanos(1000);
-        said.extend(self.answers());
+        answers.extend(self.answers());
         assert!(client.remote.is_abandoned());
-        said
+        answers
     }
 
     /// Puts a WRITE and, behind it, one with a wrong key on the link.
@@ -245,9 +245,9 @@ fn withdraw_after_loss(
 /// Registers pages of the client for `other`, and returns their key.
 fn fast_pages(stage: &mut Stage, client: &Client, other: &HostQp) -> u32 {
     let memory = HostMemory::remote(&client.remote, client.pages.address(), PAGE, false);
-    let asked = registration(stage.fast(&memory, &[1]), 0x7000_0000, 64);
-    stage.post_to(other, &SendWr::fast_register(1, SendFlags::SIGNALED, &asked));
-    asked.key.0
+    let registration_wr = registration(stage.fast(&memory, &[1]), 0x7000_0000, 64);
+    stage.post_to(other, &SendWr::fast_register(1, SendFlags::SIGNALED, &registration_wr));
+    registration_wr.key.0
 }
 
 #[test]
@@ -312,9 +312,9 @@ fn qp_completes_while_another_lacks_room() {
         depth,
         ..MemoryConfig::default()
     };
-    let (near, far) = pair(end(1, 1), end(2, 64));
+    let (local, remote) = pair(end(1, 1), end(2, 64));
     let setup = Setup { serves: true, ..Setup::default() };
-    let mut stage = Stage::on(setup, Box::new(near), Box::new(far));
+    let mut stage = Stage::on(setup, Box::new(local), Box::new(remote));
     let client = Client::new(&mut stage);
     let [first, second] = [(); 2].map(|()| stage.another_qp());
     let sge = [client.sge(0, 4)];
@@ -335,8 +335,8 @@ fn qp_completes_while_another_lacks_room() {
     let done = stage.host.poll_cq(&second).expect("the receive");
     assert_eq!((done.wr_id, done.status), (2, WcStatus::Success));
     assert_eq!(client.bytes(64, 12), [5; 12]);
-    let left = stage.answers();
-    let sent = left.iter().filter(|answer| answer.opcode == Opcode::RC_SEND_ONLY);
+    let answers = stage.answers();
+    let sent = answers.iter().filter(|answer| answer.opcode == Opcode::RC_SEND_ONLY);
     assert_eq!(sent.map(|answer| answer.psn).collect::<Vec<_>>(), [FIRST.value(); 2]);
-    assert_eq!(left.iter().filter(|answer| **answer == Answer::ack(0)).count(), 1);
+    assert_eq!(answers.iter().filter(|answer| **answer == Answer::ack(0)).count(), 1);
 }

@@ -189,8 +189,8 @@ impl Stage {
     }
 
     fn with(setup: Setup) -> Stage {
-        let (near, far) = joined_ports(1500, None);
-        Stage::on(setup, near, far)
+        let (local, remote) = joined_ports(1500, None);
+        Stage::on(setup, local, remote)
     }
 
     /// Builds the stage on a given pair of ports.
@@ -446,7 +446,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
     if setup.qp_type == QpType::RawPacket {
         return raw::attributes();
     }
-    let (answers, asks) = (setup.qp_type.is_reliable_responder(), setup.qp_type.is_reliable_requester());
+    let (answers, requests) = (setup.qp_type.is_reliable_responder(), setup.qp_type.is_reliable_requester());
     [
         QpAttr {
             state: Some(QpState::Init),
@@ -469,10 +469,10 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
         QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(FIRST),
-            timeout: (answers || asks).then_some(setup.timeout),
-            retry_cnt: asks.then_some(RETRIES),
-            rnr_retry: asks.then_some(setup.rnr_retry),
-            max_rd_atomic: asks.then_some(setup.max_rd_atomic),
+            timeout: (answers || requests).then_some(setup.timeout),
+            retry_cnt: requests.then_some(RETRIES),
+            rnr_retry: requests.then_some(setup.rnr_retry),
+            max_rd_atomic: requests.then_some(setup.max_rd_atomic),
             ..QpAttr::default()
         },
     ]

@@ -95,9 +95,9 @@ fn guessed_psns_cause_at_most_one_nak() {
     };
     assert_eq!(answers.iter().filter(naks).count(), 1, "one NAK until the due packet has come");
     // A PSN behind the expected one is taken for a duplicate, and the last executed PSN is acknowledged again.
-    let told =
+    let reported =
         |answer: &crate::transport::Answer| answer.psn == DUE.value() || answer.psn == (DUE - 1).value();
-    assert!(answers.iter().all(told), "answers tell no more than where the responder is");
+    assert!(answers.iter().all(reported), "answers tell no more than where the responder is");
     untouched(&mut stage, "guessed PSNs");
     serves_its_peer(&mut stage, "after guessed PSNs");
 }
@@ -120,9 +120,9 @@ fn guessed_rkey_is_refused() {
 }
 
 fn keys(seed: u64, count: usize) -> Vec<u32> {
-    let (near, _far) = joined_ports(1500, None);
+    let (local, _remote) = joined_ports(1500, None);
     let limits = Limits { mrs: 4096, ..Limits::small() };
-    let mut host = Host::new(1, NicConfig { limits, seed, ..NicConfig::default() }, near);
+    let mut host = Host::new(1, NicConfig { limits, seed, ..NicConfig::default() }, local);
     let regions: Vec<HostRegion> = (0..count).map(|_| host.register(8, Access::READ_WRITE)).collect();
     regions.iter().map(|region| region.key).collect()
 }
@@ -146,9 +146,9 @@ fn rkeys_are_unpredictable() {
 #[test]
 fn qpns_are_unpredictable() {
     let qpns = |seed| {
-        let (near, _far) = joined_ports(1500, None);
+        let (local, _remote) = joined_ports(1500, None);
         let mut host =
-            Host::new(1, NicConfig { limits: Limits::small(), seed, ..NicConfig::default() }, near);
+            Host::new(1, NicConfig { limits: Limits::small(), seed, ..NicConfig::default() }, local);
         [(); 3].map(|()| host.create_qp(QpCaps::default(), true, 16).handle.qpn.value())
     };
     let mut steps = HashSet::new();

@@ -7,7 +7,7 @@ use roxie::wire::{Bth, Ext, NakCode, Opcode, Psn, Reth};
 use crate::transport::{Answer, FIRST, Stage};
 
 /// Puts a request on the link without running the NIC.
-fn ask(stage: &mut Stage, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
+fn request(stage: &mut Stage, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
     let (dest_qp, psn) = (stage.qp.handle.qpn, Psn::new(psn));
     stage.send(&Bth { opcode, dest_qp, psn, ack_req: true, ..Bth::default() }, &ext, payload);
 }
@@ -58,7 +58,7 @@ fn requests_of_a_burst_share_one_ack() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 4));
     for psn in 0..3 {
-        ask(&mut stage, Opcode::RC_WRITE_ONLY, psn, reth, &[1; 4]);
+        request(&mut stage, Opcode::RC_WRITE_ONLY, psn, reth, &[1; 4]);
     }
     assert_eq!(stage.answers(), [Answer::ack(2)]);
     assert_eq!(stage.msn, Some(3));
@@ -70,21 +70,21 @@ fn requests_of_a_burst_share_one_ack() {
 fn read_response_keeps_its_place_among_acks() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 4));
-    let write = |stage: &mut Stage, psn| ask(stage, Opcode::RC_WRITE_ONLY, psn, reth, &[1; 4]);
+    let write = |stage: &mut Stage, psn| request(stage, Opcode::RC_WRITE_ONLY, psn, reth, &[1; 4]);
     write(&mut stage, 0);
     write(&mut stage, 1);
     let read = Ext::Reth(stage.reth(0, 300));
-    ask(&mut stage, Opcode::RC_READ_REQUEST, 2, read, &[]);
+    request(&mut stage, Opcode::RC_READ_REQUEST, 2, read, &[]);
     write(&mut stage, 4);
     write(&mut stage, 5);
-    let told: Vec<_> = stage.answers().iter().map(|answer| (answer.opcode, answer.psn)).collect();
+    let answers: Vec<_> = stage.answers().iter().map(|answer| (answer.opcode, answer.psn)).collect();
     let expected = [
         (Opcode::RC_ACKNOWLEDGE, 1),
         (Opcode::RC_READ_RESPONSE_FIRST, 2),
         (Opcode::RC_READ_RESPONSE_LAST, 3),
         (Opcode::RC_ACKNOWLEDGE, 5),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(answers, expected);
 }
 
 //= test: IBTA 9.4.3: write-takes-no-receive
@@ -109,7 +109,7 @@ fn acknowledgement_leaves_first_for_waiting_programs() {
         let mut stage = Stage::new();
         stage.host.worker.order_acknowledgements(waits);
         let reth = Ext::Reth(stage.reth(0, 4));
-        ask(&mut stage, Opcode::RC_WRITE_ONLY, 0, reth, &[1; 4]);
+        request(&mut stage, Opcode::RC_WRITE_ONLY, 0, reth, &[1; 4]);
         stage.post(WrOpcode::Write, 4);
         assert_eq!(stage.wait(Nanos(1000)), order, "the program waits: {waits}");
     }

@@ -52,10 +52,10 @@ fn rate_limit_follows_the_ideal_curve() {
         limit(&mut stage, kbps);
         post_many(&stage);
         let rate = Rate(f64::from(kbps) * 1e3);
-        let left = departures(&mut stage, Nanos::from_millis(40));
-        assert_eq!(left.len(), 120, "at {rate}");
+        let sent = departures(&mut stage, Nanos::from_millis(40));
+        assert_eq!(sent.len(), 120, "at {rate}");
         let mut bytes = 0;
-        for (number, (at, _, length)) in left.iter().enumerate() {
+        for (number, (at, _, length)) in sent.iter().enumerate() {
             let ideal = rate.nanos_for(bytes);
             let ahead = (ideal - at.0 as f64) / rate.nanos_for(FULL);
             // Wake-ups fall on a tick of 128 ns. A packet is late by that and one packet time at most.
@@ -91,13 +91,13 @@ fn pacing_delays_read_responses_but_not_acks() {
         ..Bth::default()
     };
     stage.send(&bth, &Ext::Reth(reth), &[]);
-    let left = departures(&mut stage, Nanos::from_millis(2));
+    let sent = departures(&mut stage, Nanos::from_millis(2));
     let gap = Rate::from_mbps(10.0).nanos_for(FULL);
-    for (number, (at, ..)) in left.iter().enumerate() {
+    for (number, (at, ..)) in sent.iter().enumerate() {
         let ideal = gap * number as f64;
         assert!((at.0 as f64 - ideal).abs() < gap / 4.0, "response {number} at {at}, ideally {ideal}");
     }
-    assert_eq!(left.len(), 4);
+    assert_eq!(sent.len(), 4);
 }
 
 /// Unused credit is discarded while a QP has nothing to send.
@@ -109,9 +109,9 @@ fn idle_time_accumulates_no_credit() {
     assert_eq!(departures(&mut stage, Nanos::from_millis(50)).len(), 1);
     post_many(&stage);
     let until = stage.now + Nanos::from_micros(700);
-    let left = departures(&mut stage, until);
+    let sent = departures(&mut stage, until);
     // At 0, 251, 502 us.
-    assert_eq!(left.len(), 3, "{left:?}");
+    assert_eq!(sent.len(), 3, "{sent:?}");
 }
 
 /// After a late pass, the overdue packets leave at once, up to `max_burst`.
@@ -144,8 +144,8 @@ fn static_rate_of_the_path_limits_the_qp() {
         stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
     }
     post_many(&stage);
-    let left = departures(&mut stage, Nanos::from_millis(1));
-    let (last, ..) = left[119];
+    let sent = departures(&mut stage, Nanos::from_millis(1));
+    let (last, ..) = sent[119];
     let ideal = Rate::from_gbps(2.5).nanos_for(119 * FULL);
     assert!((last.0 as f64 / ideal - 1.0).abs() < 0.01, "{last}, ideally {ideal}");
 }
@@ -210,9 +210,9 @@ fn pause_stops_only_its_own_priority() {
         pause(&mut stage, priority, 1000);
         stage.host.worker.poll(stage.now);
         post_many(&stage);
-        let left = departures(&mut stage, Nanos::from_millis(2));
-        assert_eq!(left.len(), 120);
-        let first = left[0].0;
+        let sent = departures(&mut stage, Nanos::from_millis(2));
+        assert_eq!(sent.len(), 120);
+        let first = sent[0].0;
         assert_eq!(first >= length, stopped, "priority {priority}: {first}");
         assert!(first <= length + Nanos(2_000), "{first}");
     }
@@ -247,8 +247,8 @@ fn pause_ends_when_flow_control_is_disabled() {
         assert_eq!(departures(&mut stage, Nanos::from_micros(100)), []);
         let rule = TrafficClasses { trust, pfc, pause: pause_all, ..TrafficClasses::default() };
         classes(&mut stage, rule);
-        let left = departures(&mut stage, Nanos::from_micros(200)).len();
-        assert_eq!(left, if resumes { 120 } else { 0 }, "pfc {pfc:#b}, pause {pause_all}");
+        let sent = departures(&mut stage, Nanos::from_micros(200)).len();
+        assert_eq!(sent, if resumes { 120 } else { 0 }, "pfc {pfc:#b}, pause {pause_all}");
     }
 }
 
@@ -301,7 +301,7 @@ fn pause_is_ignored_by_default() {
 #[test]
 fn pause_storm_is_ignored_half_the_time() {
     let mut stage = stage_of_priority_three();
-    let mut left = 0;
+    let mut sent = 0;
     let mut psn = FIRST;
     for step in 0..500 {
         pause(&mut stage, 3, 0xffff);
@@ -310,14 +310,14 @@ fn pause_storm_is_ignored_half_the_time() {
         }
         let until = Nanos::from_millis(step + 1);
         for _ in departures(&mut stage, until) {
-            left += 1;
+            sent += 1;
             stage.acknowledge(psn, roxie::wire::Syndrome::Ack { credits: 31 }, 0);
             psn = psn + 1;
         }
         stage.completions();
     }
     assert!(stage.counter("rx_pause_storm_warning_events") >= 2);
-    assert!((40..=50).contains(&left), "{left} of 50 in 500 ms");
+    assert!((40..=50).contains(&sent), "{sent} of 50 in 500 ms");
 }
 
 /// Two QPs of different priorities compete for one pass of 128 packets.
@@ -393,11 +393,11 @@ fn first_cnp_allows_no_burst() {
     stage.packets();
     post_many(&stage);
     let from = stage.now;
-    let left = departures(&mut stage, from + Nanos::from_micros(20));
+    let sent = departures(&mut stage, from + Nanos::from_micros(20));
     // 20 us at 5 Gb/s.
     let due = (20_000.0 / Rate::from_gbps(5.0).nanos_for(FULL)).ceil() as usize;
-    assert!(left.len() <= due + 1, "{} of {due}", left.len());
-    assert_eq!(left.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {left:?}");
+    assert!(sent.len() <= due + 1, "{} of {due}", sent.len());
+    assert_eq!(sent.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {sent:?}");
 }
 
 /// Many paced QPs share one link. Each stays within a packet of its ideal curve and sends all its packets.
@@ -406,13 +406,13 @@ fn thousand_qps_keep_their_rates() {
     for (qps, kbps, packets) in
         [(1, 10_000, 1_000), (1, 9_990_000, 1_000), (10, 990_000, 1_000), (1_000, 10_000, 40)]
     {
-        let (near, mut peer) = roxie_sim::joined_ports(1500, None);
+        let (local, mut peer) = roxie_sim::joined_ports(1500, None);
         let config = roxie::nic::NicConfig {
             limits: roxie::limits::Limits { qps: 1024, cqs: 1024, ..roxie::limits::Limits::small() },
             seed: 1,
             ..roxie::nic::NicConfig::default()
         };
-        let mut host = roxie_sim::Host::new(1, config, near);
+        let mut host = roxie_sim::Host::new(1, config, local);
         let memory = host.register(1 << 16, roxie::verbs::Access::READ_WRITE);
         let caps = roxie::verbs::QpCaps { max_send_wr: 64, ..Default::default() };
         let init = roxie::verbs::QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
@@ -427,13 +427,13 @@ fn thousand_qps_keep_their_rates() {
                 host.modify(Nanos::ZERO, qp, &attr).expect("a legal transition");
             }
             let wr = roxie::verbs::SendWr { opcode: WrOpcode::Write, ..Default::default() };
-            let mut left = packets * MTU.bytes();
-            while left > 0 {
-                let length = left.min(64 * MTU.bytes());
+            let mut remaining = packets * MTU.bytes();
+            while remaining > 0 {
+                let length = remaining.min(64 * MTU.bytes());
                 let sges = [memory.sge(0, length as u32)];
                 let payload = roxie::shared::work_queue::Payload::Sges(&sges);
                 host.post_send(qp, &wr, payload).expect("room");
-                left -= length;
+                remaining -= length;
             }
         }
         let rate = Rate(f64::from(kbps) * 1e3);
@@ -540,10 +540,10 @@ fn ack_does_not_pass_its_own_pause() {
         ..Bth::default()
     };
     stage.send(&bth, &Ext::None, &[1; 8]);
-    let left = departures(&mut stage, Nanos::from_micros(400));
-    assert_eq!(left.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::CNP]);
-    let left = departures(&mut stage, Nanos::from_micros(600));
-    assert_eq!(left.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
+    let sent = departures(&mut stage, Nanos::from_micros(400));
+    assert_eq!(sent.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::CNP]);
+    let sent = departures(&mut stage, Nanos::from_micros(600));
+    assert_eq!(sent.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
 }
 
 /// Breaks of 2 us between pauses do not reset the storm detection.
@@ -551,15 +551,15 @@ fn ack_does_not_pass_its_own_pause() {
 fn pause_storm_with_short_breaks_is_detected() {
     let mut stage = stage_of_priority_three();
     stage.post(WrOpcode::Write, 8);
-    let mut left = Vec::new();
+    let mut sent = Vec::new();
     for step in 0..8 {
         pause(&mut stage, 3, 0xffff);
         stage.host.worker.poll(stage.now);
-        left.extend(departures(&mut stage, Nanos::from_millis(30 * (step + 1))));
+        sent.extend(departures(&mut stage, Nanos::from_millis(30 * (step + 1))));
         pause(&mut stage, 3, 0);
         stage.now = stage.now + Nanos(2_000);
     }
-    assert!(stage.counter("rx_pause_storm_warning_events") >= 1, "{left:?}");
+    assert!(stage.counter("rx_pause_storm_warning_events") >= 1, "{sent:?}");
 }
 
 /// An explicit rate limit applies even above the configured line rate.
@@ -570,8 +570,8 @@ fn rate_limit_above_the_line_rate_applies() {
     stage.host.call(stage.now, Command::SetCongestion(Box::new(slow))).expect("carried out");
     limit(&mut stage, 100_000);
     post_many(&stage);
-    let left = departures(&mut stage, Nanos::from_millis(5));
-    let (last, ..) = left[119];
+    let sent = departures(&mut stage, Nanos::from_millis(5));
+    let (last, ..) = sent[119];
     let ideal = Rate::from_mbps(100.0).nanos_for(119 * FULL);
     assert!((last.0 as f64 / ideal - 1.0).abs() < 0.01, "{last}, ideally {ideal}");
 }

@@ -340,9 +340,9 @@ impl Port for Sockets {
 #[test]
 fn rxe_flush_icrc_works_with_hidden_identification() {
     for rxes in [false, true] {
-        let (near, far) = joined_ports(1500, None);
+        let (local, remote) = joined_ports(1500, None);
         let setup = Setup { rxe_flush_icrc: true, ..Setup::default() };
-        let mut stage = Stage::on(setup, Box::new(Sockets(near, None)), far);
+        let mut stage = Stage::on(setup, Box::new(Sockets(local, None)), remote);
         for (psn, id, spoiled) in [(0, 0x66d3u16, 0), (1, 0xfffe, 0), (2, 0x66d4, 1)] {
             let bth = Bth {
                 opcode: Opcode::RC_FLUSH,

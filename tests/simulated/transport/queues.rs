@@ -275,12 +275,13 @@ fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
         ..Wc::default()
     };
     let wanted = |n: usize| armed == Armed::Next || solicited >> n & 1 != 0;
-    let (mut nic, mut app, mut seen, mut asked, mut told, mut told_since) = (0, 0, 0, 0, 0, 0);
+    let (mut nic, mut app, mut seen, mut armed_count, mut notified, mut reported_since) = (0, 0, 0, 0, 0, 0);
     for step in 0..steps {
         match (order >> step & 1 != 0, nic % 2, app % 2) {
             (true, _, 0) => {
-                let tells = u32::from(ring.arm(armed));
-                (asked, told, told_since, app) = (asked + 1, told + tells, tells, app + 1);
+                let notifies = u32::from(ring.arm(armed));
+                (armed_count, notified, reported_since, app) =
+                    (armed_count + 1, notified + notifies, notifies, app + 1);
             }
             (true, ..) => {
                 seen += std::iter::from_fn(|| ring.poll()).count();
@@ -291,15 +292,15 @@ fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
                 nic += 1;
             }
             (false, ..) => {
-                let tells = u32::from(ring.disarm_for(&completion(nic / 2)));
-                (told, told_since, nic) = (told + tells, told_since + tells, nic + 1);
+                let notifies = u32::from(ring.disarm_for(&completion(nic / 2)));
+                (notified, reported_since, nic) = (notified + notifies, reported_since + notifies, nic + 1);
             }
         }
     }
     let case = format!("order {order:#b}, solicited {solicited:#b}, {armed:?}");
     let waits = (seen..nic / 2).any(wanted);
-    assert!(!waits || told_since > 0, "{case}: a completion waits without an event");
-    assert!(told <= asked, "{case}: {told} events, armed {asked} times");
+    assert!(!waits || reported_since > 0, "{case}: a completion waits without an event");
+    assert!(notified <= armed_count, "{case}: {notified} events, armed {armed_count} times");
 }
 
 /// Runs NIC and application as threads. The application, which sleeps on the channel, sees every completion.
@@ -326,8 +327,8 @@ fn racing_threads_lose_no_event() {
             seen += new;
             if new == 0 {
                 assert!(!at_once, "an event without a completion");
-                let told = woken.recv_timeout(std::time::Duration::from_secs(20));
-                assert!(told.is_ok(), "asleep with {seen} of {COUNT} seen");
+                let notified = woken.recv_timeout(std::time::Duration::from_secs(20));
+                assert!(notified.is_ok(), "asleep with {seen} of {COUNT} seen");
             }
         }
     });

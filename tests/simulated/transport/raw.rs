@@ -126,12 +126,12 @@ fn invalid_frame_length_stops_the_send_queue() {
     for (length, fits) in [(SHORTEST, true), (SHORTEST - 1, false), (1518, true), (1519, false)] {
         let mut stage = stage();
         post(&stage, 1, length);
-        let left = leaving(&mut stage);
+        let sent = leaving(&mut stage);
         if fits {
-            assert_eq!(left.iter().map(Vec::len).collect::<Vec<_>>(), [length as usize]);
+            assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [length as usize]);
             assert_eq!(of_sends(&stage), [(1, WcStatus::Success)]);
         } else {
-            assert_eq!((left.len(), stage.state()), (0, QpState::Sqe));
+            assert_eq!((sent.len(), stage.state()), (0, QpState::Sqe));
             assert_eq!(of_sends(&stage), [(1, WcStatus::LocLen)]);
         }
     }
@@ -170,8 +170,8 @@ fn flow_delivers_frames_until_destroyed() {
     assert!(matches!(stage.host.call_now(Command::DestroyFlow(id)), Ok(NicAnswer::Done)));
     arrive(&mut stage, &ours);
     assert_eq!(stage.completions().len(), 0);
-    let gone = stage.host.call_now(Command::DestroyFlow(id));
-    assert_eq!(gone.map(drop), Err(ControlError::NotFound(ObjectKind::Flow)));
+    let removed = stage.host.call_now(Command::DestroyFlow(id));
+    assert_eq!(removed.map(drop), Err(ControlError::NotFound(ObjectKind::Flow)));
 }
 
 #[test]
@@ -368,8 +368,8 @@ fn invalid_rss_table_is_refused() {
 #[test]
 fn flow_is_refused_if_the_port_cannot_steer() {
     // The port claims to carry any frame, but is not open yet.
-    let (near, _) = joined_ports(1500, None);
-    let closed = UnclaimedPort::new(near.info().clone());
+    let (local, _) = joined_ports(1500, None);
+    let closed = UnclaimedPort::new(local.info().clone());
     let config = NicConfig { limits: Limits::small(), ..NicConfig::default() };
     let mut host = Host::new(1, config, Box::new(closed));
     let init = QpInit { qp_type: QpType::RawPacket, caps: QpCaps::default(), sq_sig_all: true };

@@ -66,10 +66,10 @@ impl Shared {
 
 pub(crate) fn captured(setup: Setup) -> (Stage, Shared) {
     let file = Shared::default();
-    let (near, far) = joined_ports(1500, None);
-    let near: Box<dyn Port> =
-        Box::new(PcapPort::new(near, file.clone(), Timestamps::Virtual, None).expect("a file"));
-    (Stage::on(setup, near, far), file)
+    let (local, remote) = joined_ports(1500, None);
+    let local: Box<dyn Port> =
+        Box::new(PcapPort::new(local, file.clone(), Timestamps::Virtual, None).expect("a file"));
+    (Stage::on(setup, local, remote), file)
 }
 
 /// A post sends without receiving first: the time of the last receive is not that of the frame.
@@ -95,13 +95,13 @@ fn retransmit_comment_names_cause_and_retry() {
     stage.acknowledge(FIRST, Syndrome::Nak(NakCode::PsnSequence), 0);
     stage.wait(SOON);
     stage.wait(TIMEOUT);
-    let told = [
+    let comments = [
         "retransmit after RNR NAK, try 1 of 3",
         "retransmit after RNR NAK, try 2 of 3",
         "retransmit after sequence NAK, try 1 of 2",
         "retransmit after timeout, try 2 of 2",
     ];
-    assert_eq!(told.map(|text| file.count(text)), [1; 4]);
+    assert_eq!(comments.map(|text| file.count(text)), [1; 4]);
     assert_eq!(file.count("retransmit after"), 4);
 }
 
@@ -151,9 +151,9 @@ fn refusal_comment_names_the_cause() {
         let nowhere = Reth { rkey: stage.memory.key ^ 1, ..stage.reth(0, 1) };
         let ext = if opcode == Opcode::RC_WRITE_ONLY { Ext::Reth(nowhere) } else { Ext::None };
         stage.request(opcode, 0, ext, &[1]);
-        let told =
+        let comments =
             [format!("refused: NAK {code:?}: {why}; QP to error"), format!("refuses: {why}; QP to error")];
-        assert_eq!(file.comments(), told);
+        assert_eq!(file.comments(), comments);
         stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[]);
         assert_eq!(file.comments(), ["dropped: QP is in Err"]);
     }
@@ -199,12 +199,15 @@ fn response_comment_names_the_outcome() {
     assert_eq!(file.comments(), ["retransmit after RNR NAK, try 1 of 3"]);
     stage.acknowledge(FIRST + 1, Syndrome::Nak(NakCode::PsnSequence), 0);
     stage.wait(SOON);
-    let told = ["sequence NAK: go back and send again", "retransmit after sequence NAK, try 1 of 2"];
-    assert_eq!(file.comments(), told);
+    let comments = ["sequence NAK: go back and send again", "retransmit after sequence NAK, try 1 of 2"];
+    assert_eq!(file.comments(), comments);
     stage.acknowledge(FIRST + 1, Syndrome::Nak(NakCode::RemoteOperational), 0);
     stage.wait(SOON);
-    let told = file.comments();
-    assert!(told.len() == 1 && told[0].starts_with("work request fails, QP to error: remote"), "{told:?}");
+    let comments = file.comments();
+    assert!(
+        comments.len() == 1 && comments[0].starts_with("work request fails, QP to error: remote"),
+        "{comments:?}"
+    );
     assert_eq!(stage.state(), QpState::Err);
 }
 
@@ -242,7 +245,7 @@ fn dropped_packet_comment_names_the_reason() {
         ),
         (Bth { opcode: Opcode(0x1f), ..bth }, Ext::None, "dropped: unknown opcode 0x1f".into()),
     ];
-    for (bth, ext, told) in cases {
+    for (bth, ext, comments) in cases {
         let good = bth.opcode.info().is_some();
         if good {
             stage.send(&bth, &ext, &[]);
@@ -251,12 +254,12 @@ fn dropped_packet_comment_names_the_reason() {
             stage.send_bytes(|frame| frame[42] = bth.opcode.0);
         }
         assert_eq!(stage.answers(), []);
-        assert_eq!(file.comments(), [told]);
+        assert_eq!(file.comments(), [comments]);
     }
     stage.send_bytes(|frame| frame[60] ^= 1);
     assert_eq!(stage.answers(), []);
-    let told = file.comments();
-    assert!(told.len() == 1 && told[0].starts_with("dropped: ICRC 0x"), "{told:?}");
+    let comments = file.comments();
+    assert!(comments.len() == 1 && comments[0].starts_with("dropped: ICRC 0x"), "{comments:?}");
     stage.send_bytes(|frame| frame[36] ^= 1);
     assert_eq!(stage.answers(), []);
     assert_eq!(file.comments(), ["dropped: not RoCE: neither UDP port 4791 nor EtherType 0x8915"]);
@@ -274,11 +277,11 @@ fn uc_drop_comment_names_the_reason() {
         file.comments()
     };
     assert_eq!(send(Opcode::UC_SEND_ONLY, 0, Ext::None, &[1]), ["dropped: no receive posted"]);
-    let told = "dropped: part of a message that lost a packet, PSN 1 was due";
-    assert_eq!(send(Opcode::UC_SEND_LAST, 5, Ext::None, &[1]), [told]);
+    let comment = "dropped: part of a message that lost a packet, PSN 1 was due";
+    assert_eq!(send(Opcode::UC_SEND_LAST, 5, Ext::None, &[1]), [comment]);
     let reth = Reth { va: 0, rkey: 0, dma_len: 1 };
-    let told = "dropped: key unknown";
-    assert_eq!(send(Opcode::UC_WRITE_ONLY, 6, Ext::Reth(reth), &[1]), [told]);
+    let comment = "dropped: key unknown";
+    assert_eq!(send(Opcode::UC_WRITE_ONLY, 6, Ext::Reth(reth), &[1]), [comment]);
     stage.receive(1, 0, 4);
     assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 7, Ext::None, &[1]), []);
     assert_eq!(file.comments(), [EXECUTED]);
@@ -307,8 +310,8 @@ fn ud_drop_comment_names_the_reason() {
     assert_eq!(send(&mut stage, Qpn::MULTICAST, QKEY, &[1]), [dropped]);
     let attach = Command::AttachMulticast(stage.qp.handle.index, Gid::from(ip));
     stage.host.call(stage.now, attach).expect("a datagram QP and a group");
-    let told = "multicast: taken by 0 of 1 QPs; dropped: no receive posted";
-    assert_eq!(send(&mut stage, Qpn::MULTICAST, QKEY, &[1]), [told]);
+    let comment = "multicast: taken by 0 of 1 QPs; dropped: no receive posted";
+    assert_eq!(send(&mut stage, Qpn::MULTICAST, QKEY, &[1]), [comment]);
     stage.receive(1, 0, 100);
     assert_eq!(send(&mut stage, Qpn::MULTICAST, QKEY, &[1]), ["multicast: taken by 1 of 1 QPs"]);
 
@@ -316,8 +319,8 @@ fn ud_drop_comment_names_the_reason() {
     stage.receive(2, 0, 41);
     assert_eq!(send(&mut stage, to, QKEY, &[1, 2]), ["dropped: message is longer than the receive"]);
     let long = vec![1; 1028];
-    let told = "dropped: payload does not fit its place in the message or the path MTU";
-    assert_eq!(send(&mut stage, to, QKEY, &long), [told]);
+    let comment = "dropped: payload does not fit its place in the message or the path MTU";
+    assert_eq!(send(&mut stage, to, QKEY, &long), [comment]);
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("always allowed");
     assert_eq!(send(&mut stage, to, QKEY, &[1]), ["dropped: QP is in Reset"]);

@@ -179,22 +179,22 @@ fn fast_registered_region_maps_its_pages() {
     let memory = memory(8 * PAGE);
     let region = stage.fast(&memory, &[5, 1]);
     let start = 0x7000_0f80;
-    let asked = registration(region, start, 0x100);
-    stage.post_list(&SendWr::fast_register(1, SendFlags::SIGNALED, &asked), &[]);
+    let registered = registration(region, start, 0x100);
+    stage.post_list(&SendWr::fast_register(1, SendFlags::SIGNALED, &registered), &[]);
     assert_eq!(stage.wait(SOON), []);
     let done = stage.completions();
     assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::Success));
     assert_eq!(done[0].opcode, WcOpcode::FastRegister);
     // The message crosses from one page to the other in its middle.
     let message: Vec<u8> = (0..=255).collect();
-    assert_eq!(stage.write_to(0, start, asked.key.0, &message), [Answer::ack(0)]);
+    assert_eq!(stage.write_to(0, start, registered.key.0, &message), [Answer::ack(0)]);
     assert_eq!(bytes(&memory, 5 * 4096 + 0xf80, 128), message[..128]);
     assert_eq!(bytes(&memory, 4096, 128), message[128..]);
-    assert_eq!(stage.read_from(1, start, asked.key.0, 256)[0].payload, message);
-    let sges = [Sge { addr: start + 100, length: 60, lkey: LKey(asked.key.0) }];
+    assert_eq!(stage.read_from(1, start, registered.key.0, 256)[0].payload, message);
+    let sges = [Sge { addr: start + 100, length: 60, lkey: LKey(registered.key.0) }];
     stage.post_list(&SendWr { opcode: WrOpcode::Send, ..SendWr::default() }, &sges);
     assert_eq!(stage.answers()[0].payload, message[100..160]);
-    let answers = stage.write_to(2, start + 0xff, asked.key.0, &[1, 2]);
+    let answers = stage.write_to(2, start + 0xff, registered.key.0, &[1, 2]);
     stage.assert_access_ended(&answers, 2);
 }
 
@@ -204,10 +204,10 @@ fn atomic_reaches_a_fast_registered_page() {
     let memory = memory(8 * PAGE);
     memory.write(3 * 4096 + 8, &40u64.to_ne_bytes()).expect("inside");
     let region = stage.fast(&memory, &[6, 3]);
-    let asked = registration(region, 0x1_0000, 2 * 4096);
-    stage.post_list(&SendWr::fast_register(1, SendFlags::SIGNALED, &asked), &[]);
+    let registered = registration(region, 0x1_0000, 2 * 4096);
+    stage.post_list(&SendWr::fast_register(1, SendFlags::SIGNALED, &registered), &[]);
     stage.wait(SOON);
-    let eth = AtomicEth { va: 0x1_1008, rkey: asked.key.0, swap_or_add: 2, compare: 0 };
+    let eth = AtomicEth { va: 0x1_1008, rkey: registered.key.0, swap_or_add: 2, compare: 0 };
     assert_eq!(stage.request(Opcode::RC_FETCH_ADD, 0, Ext::Atomic(eth), &[])[0].original, Some(40));
     assert_eq!(bytes(&memory, 3 * 4096 + 8, 8), 42u64.to_ne_bytes());
 }
@@ -218,9 +218,9 @@ fn second_fast_registration_fails_with_loc_qp_op() {
     let mut stage = Stage::new();
     let memory = memory(8 * PAGE);
     let region = stage.fast(&memory, &[5, 1]);
-    let asked = registration(region, 0, 64);
+    let registered = registration(region, 0, 64);
     for wr_id in 1..3 {
-        stage.post_list(&SendWr::fast_register(wr_id, SendFlags::SIGNALED, &asked), &[]);
+        stage.post_list(&SendWr::fast_register(wr_id, SendFlags::SIGNALED, &registered), &[]);
     }
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success), (2, WcStatus::LocQpOp)]);

@@ -30,7 +30,7 @@ impl Ask {
 }
 
 /// Puts a request on the link without running the NIC. Of a READ, only the part from packet `from` on.
-fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
+fn request(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
     let (opcode, ext, payload): (_, _, &[u8]) = match ask {
         Ask::Send => (Opcode::RC_SEND_ONLY, Ext::None, &[1; 4]),
         Ask::Read(packets) => {
@@ -48,7 +48,7 @@ fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
 }
 
 /// Formats each packet as its kind and PSN, such as `READ+3`.
-fn said(answers: &[Answer]) -> Vec<String> {
+fn formatted(answers: &[Answer]) -> Vec<String> {
     let word = |answer: &Answer| match (answer.opcode, answer.syndrome) {
         (Opcode::RC_ACKNOWLEDGE, Some(Syndrome::Ack { .. })) => "ACK".to_owned(),
         (Opcode::RC_ACKNOWLEDGE, syndrome) => format!("{syndrome:?}"),
@@ -59,13 +59,13 @@ fn said(answers: &[Answer]) -> Vec<String> {
 }
 
 /// A stage that has executed every request once, and the PSN of each. A repetition is a duplicate.
-fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
+fn requested_before(script: &[Ask]) -> (Stage, Vec<u32>) {
     let mut stage = Stage::new();
     let mut psns = Vec::new();
     let mut psn = 0;
     for (id, it) in script.iter().enumerate() {
         stage.receive(id as u64, 1 << 15, 8);
-        ask(&mut stage, *it, psn, 0);
+        request(&mut stage, *it, psn, 0);
         assert_eq!(stage.answers().len(), it.packets() as usize);
         psns.push(psn);
         psn += it.packets();
@@ -80,23 +80,23 @@ fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
 #[test]
 fn duplicate_ack_stops_before_next_read_or_atomic() {
     for answered in [Ask::Read(1), Ask::Read(3), Ask::Atomic] {
-        let (mut stage, psns) = asked_before(&[Ask::Send, answered]);
+        let (mut stage, psns) = requested_before(&[Ask::Send, answered]);
         // The peer loses both responses, and goes back to the SEND.
-        ask(&mut stage, Ask::Send, psns[0], 0);
-        assert_eq!(said(&stage.answers()), ["ACK+0"], "{answered:?}");
-        ask(&mut stage, answered, psns[1], 0);
+        request(&mut stage, Ask::Send, psns[0], 0);
+        assert_eq!(formatted(&stage.answers()), ["ACK+0"], "{answered:?}");
+        request(&mut stage, answered, psns[1], 0);
         let name = if answered == Ask::Atomic { "ATOMIC" } else { "READ" };
         let again: Vec<_> = (0..answered.packets()).map(|k| format!("{name}+{}", psns[1] + k)).collect();
-        assert_eq!(said(&stage.answers()), again);
+        assert_eq!(formatted(&stage.answers()), again);
         // The two duplicates in one burst.
-        ask(&mut stage, Ask::Send, psns[0], 0);
-        ask(&mut stage, answered, psns[1], 0);
-        assert_eq!(said(&stage.answers()), [vec!["ACK+0".to_owned()], again].concat(), "{answered:?}");
+        request(&mut stage, Ask::Send, psns[0], 0);
+        request(&mut stage, answered, psns[1], 0);
+        assert_eq!(formatted(&stage.answers()), [vec!["ACK+0".to_owned()], again].concat(), "{answered:?}");
     }
-    let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Send, Ask::Read(2), Ask::Send, Ask::Send]);
+    let (mut stage, psns) = requested_before(&[Ask::Send, Ask::Send, Ask::Read(2), Ask::Send, Ask::Send]);
     for (send, acknowledged) in [(0, "ACK+1"), (1, "ACK+1"), (3, "ACK+5"), (4, "ACK+5")] {
-        ask(&mut stage, Ask::Send, psns[send], 0);
-        assert_eq!(said(&stage.answers()), [acknowledged], "the SEND of PSN {}", psns[send]);
+        request(&mut stage, Ask::Send, psns[send], 0);
+        assert_eq!(formatted(&stage.answers()), [acknowledged], "the SEND of PSN {}", psns[send]);
     }
 }
 
@@ -104,10 +104,10 @@ fn duplicate_ack_stops_before_next_read_or_atomic() {
 #[test]
 fn send_at_psn_of_read_acknowledges_no_read() {
     for answered in [Ask::Read(1), Ask::Read(3), Ask::Atomic] {
-        let (mut stage, psns) = asked_before(&[Ask::Send, answered, Ask::Send]);
+        let (mut stage, psns) = requested_before(&[Ask::Send, answered, Ask::Send]);
         for k in 0..answered.packets() {
             let answers = stage.request(Opcode::RC_SEND_ONLY, psns[1] + k, Ext::None, &[]);
-            assert_eq!(said(&answers), ["ACK+0"], "{answered:?}, packet {k}");
+            assert_eq!(formatted(&answers), ["ACK+0"], "{answered:?}, packet {k}");
         }
     }
 }
@@ -117,32 +117,32 @@ fn send_at_psn_of_read_acknowledges_no_read() {
 #[test]
 fn old_duplicate_is_acknowledged_with_its_own_psn() {
     let atomics = [Ask::Atomic; 5];
-    let (mut stage, psns) = asked_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
-    ask(&mut stage, Ask::Send, psns[0], 0);
-    assert_eq!(said(&stage.answers()), ["ACK+0"]);
-    ask(&mut stage, Ask::Send, psns[1], 0);
-    assert_eq!(said(&stage.answers()), ["ACK+1"]);
+    let (mut stage, psns) = requested_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
+    request(&mut stage, Ask::Send, psns[0], 0);
+    assert_eq!(formatted(&stage.answers()), ["ACK+0"]);
+    request(&mut stage, Ask::Send, psns[1], 0);
+    assert_eq!(formatted(&stage.answers()), ["ACK+1"]);
 }
 
 /// A pending ACK keeps its PSN when a duplicate of a lower PSN arrives.
 #[test]
 fn late_duplicate_does_not_lower_a_pending_ack() {
-    let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Read(1), Ask::Send]);
+    let (mut stage, psns) = requested_before(&[Ask::Send, Ask::Read(1), Ask::Send]);
     stage.receive(9, 1 << 15, 8);
-    ask(&mut stage, Ask::Send, 3, 0);
-    ask(&mut stage, Ask::Send, psns[0], 0);
-    assert_eq!(said(&stage.answers()).last().map(String::as_str), Some("ACK+3"));
+    request(&mut stage, Ask::Send, 3, 0);
+    request(&mut stage, Ask::Send, psns[0], 0);
+    assert_eq!(formatted(&stage.answers()).last().map(String::as_str), Some("ACK+3"));
 }
 
 /// The peer goes back to the first of two READs while the second is answered for the first time.
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
 fn repeated_read_is_answered_in_psn_order() {
-    let (mut stage, _) = asked_before(&[Ask::Read(3)]);
-    ask(&mut stage, Ask::Read(2), 3, 0);
-    ask(&mut stage, Ask::Read(3), 0, 0);
-    ask(&mut stage, Ask::Read(2), 3, 0);
-    assert_eq!(said(&stage.answers()), ["READ+0", "READ+1", "READ+2", "READ+3", "READ+4"]);
+    let (mut stage, _) = requested_before(&[Ask::Read(3)]);
+    request(&mut stage, Ask::Read(2), 3, 0);
+    request(&mut stage, Ask::Read(3), 0, 0);
+    request(&mut stage, Ask::Read(2), 3, 0);
+    assert_eq!(formatted(&stage.answers()), ["READ+0", "READ+1", "READ+2", "READ+3", "READ+4"]);
 }
 
 /// Repeats four requests in one burst in all 256 orders, with repetitions.
@@ -153,18 +153,18 @@ fn repeated_read_is_answered_in_psn_order() {
 fn duplicates_in_any_order_are_answered_in_order() {
     let script = [Ask::Read(2), Ask::Send, Ask::Atomic, Ask::Read(3)];
     for order in 0..4u32.pow(4) {
-        let (mut stage, psns) = asked_before(&script);
+        let (mut stage, psns) = requested_before(&script);
         let order: Vec<usize> = (0..4).map(|k| (order >> (2 * k) & 3) as usize).collect();
         for at in &order {
-            ask(&mut stage, script[*at], psns[*at], 0);
+            request(&mut stage, script[*at], psns[*at], 0);
         }
         let answers = stage.answers();
         let mut due: Vec<u32> =
             order.iter().flat_map(|at| psns[*at]..psns[*at] + script[*at].packets()).collect();
         due.sort_unstable();
         due.dedup();
-        let told: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
-        assert_eq!(told, due, "asked in the order {order:?}: {:?}", said(&answers));
+        let answered: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
+        assert_eq!(answered, due, "asked in the order {order:?}: {:?}", formatted(&answers));
     }
 }
 
@@ -174,13 +174,13 @@ fn duplicates_in_any_order_are_answered_in_order() {
 fn partial_duplicate_rewinds_an_active_read_response() {
     let mut stage = Stage::new();
     let packets = 200;
-    ask(&mut stage, Ask::Read(packets), 0, 0);
+    request(&mut stage, Ask::Read(packets), 0, 0);
     let before = pass(&mut stage).len() as u32;
     assert!((10..packets).contains(&before), "{before} packets have left");
-    ask(&mut stage, Ask::Read(packets), 0, 5);
+    request(&mut stage, Ask::Read(packets), 0, 5);
     let answers = stage.answers();
-    let told: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
-    assert_eq!(told, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
+    let psns: Vec<u32> = answers.iter().map(|answer| answer.psn).collect();
+    assert_eq!(psns, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
 }
 
 /// Runs one pass and returns the PSNs that it sent.
@@ -199,19 +199,19 @@ fn responses_rewind_only_to_a_requested_psn() {
         let mut draw = |below: u64| (splitmix(&mut state) % below) as u32;
         let script: Vec<Ask> =
             (0..4).map(|_| if draw(4) == 0 { Ask::Atomic } else { Ask::Read(1 + draw(120)) }).collect();
-        let (mut stage, psns) = asked_before(&script);
+        let (mut stage, psns) = requested_before(&script);
         let mut last: Option<u32> = None;
         for _ in 0..12 {
             let mut lowest = u32::MAX;
             for _ in 0..=draw(3) {
                 let at = draw(4) as usize;
                 let from = if draw(2) == 0 { 0 } else { draw(u64::from(script[at].packets())) };
-                ask(&mut stage, script[at], psns[at], from);
+                request(&mut stage, script[at], psns[at], from);
                 lowest = lowest.min(psns[at] + from);
             }
             for psn in pass(&mut stage) {
-                let goes_on = last.is_none_or(|last| psn > last) || psn >= lowest;
-                assert!(goes_on, "seed {seed}: {psn} behind {last:?}, lowest requested is {lowest}");
+                let continues = last.is_none_or(|last| psn > last) || psn >= lowest;
+                assert!(continues, "seed {seed}: {psn} behind {last:?}, lowest requested is {lowest}");
                 lowest = u32::MAX;
                 last = Some(psn);
             }

@@ -424,7 +424,7 @@ fn late_ack_during_rnr_wait_cancels_the_retransmission() {
 fn ack_requests_are_set_periodically() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 200 * 256);
-    let asking = |stage: &mut Stage| -> Vec<u32> {
+    let requested = |stage: &mut Stage| -> Vec<u32> {
         let packets = stage.packets();
         packets
             .iter()
@@ -432,11 +432,11 @@ fn ack_requests_are_set_periodically() {
             .map(|(packet, _)| packet.bth.psn.distance_from(FIRST) as u32)
             .collect()
     };
-    assert_eq!(asking(&mut stage), [63, 127]);
+    assert_eq!(requested(&mut stage), [63, 127]);
     stage.acknowledge(FIRST + 9, ACK, 0);
-    assert_eq!(asking(&mut stage), [137], "ten more, and the window is closed");
+    assert_eq!(requested(&mut stage), [137], "ten more, and the window is closed");
     stage.acknowledge(FIRST + 127, ACK, 0);
-    assert_eq!(asking(&mut stage), [199]);
+    assert_eq!(requested(&mut stage), [199]);
 }
 
 //= test: IBTA 9.2: solicited-is-in-the-last-packet

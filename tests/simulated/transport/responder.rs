@@ -384,8 +384,8 @@ fn foreign_packets_are_dropped_and_counted() {
 fn packet_from_another_address_is_dropped() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 100);
-    let stranger = crate::transport::template(3);
-    let peer = std::mem::replace(&mut stage.template, stranger);
+    let unknown_peer = crate::transport::template(3);
+    let peer = std::mem::replace(&mut stage.template, unknown_peer);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]), []);
     assert_eq!(stage.counter("rx_wrong_source"), 1);
     stage.template = peer;

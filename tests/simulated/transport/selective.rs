@@ -37,8 +37,8 @@ impl Stage {
             match (packet.bth.opcode, packet.sack()) {
                 (Opcode::RC_ACKNOWLEDGE, _) => Seen::Ack(psn),
                 (_, Some(sack)) => {
-                    let came = (0..128).filter(|bit| sack.bitmap >> bit & 1 == 1).map(|bit| psn + bit);
-                    Seen::Sack(psn, sack.count, came.collect())
+                    let received = (0..128).filter(|bit| sack.bitmap >> bit & 1 == 1).map(|bit| psn + bit);
+                    Seen::Sack(psn, sack.count, received.collect())
                 }
                 (opcode, None) => Seen::Other(opcode, psn),
             }
@@ -132,10 +132,10 @@ fn early_writes_beyond_the_table_are_dropped() {
     let mut stage = stage();
     for psn in 1..=8 {
         let reth = Ext::Reth(stage.reth(u64::from(psn) * 0x400, FULL as u32));
-        let kept = (1..=psn.min(7)).collect();
+        let retained = (1..=psn.min(7)).collect();
         assert_eq!(
             stage.write(Opcode::RC_WRITE_ONLY, psn, reth, psn as u8),
-            [Seen::Sack(0, psn as u8 + 1, kept)]
+            [Seen::Sack(0, psn as u8 + 1, retained)]
         );
     }
     let reth = Ext::Reth(stage.reth(0, FULL as u32));
@@ -270,12 +270,12 @@ fn silence_sends_the_last_packet_again() {
 #[test]
 fn probe_follows_four_round_trips() {
     let silent = |stage: &mut Stage, us: u64| {
-        let left = stage.wait(Nanos::from_micros(us));
-        assert_eq!(left, [], "in {us} us");
+        let sent = stage.wait(Nanos::from_micros(us));
+        assert_eq!(sent, [], "in {us} us");
     };
     let probes = |stage: &mut Stage, us: u64| {
-        let left: Vec<_> = stage.wait(Nanos::from_micros(us)).iter().map(|(_, psn)| *psn).collect();
-        assert_eq!(left.len(), 1, "in {us} us: {left:?}");
+        let sent: Vec<_> = stage.wait(Nanos::from_micros(us)).iter().map(|(_, psn)| *psn).collect();
+        assert_eq!(sent.len(), 1, "in {us} us: {sent:?}");
     };
     let mut stage = stage();
     stage.post(WrOpcode::Write, 3 * FULL as u32);

@@ -31,9 +31,9 @@ struct Senders {
 
 impl Senders {
     fn new(qps: usize) -> Senders {
-        let (near, peer) = joined_ports(1500, None);
+        let (local, peer) = joined_ports(1500, None);
         let limits = Limits { qps: 16, cqs: 16, ..Limits::small() };
-        let mut host = Host::new(1, NicConfig { limits, seed: 1, ..NicConfig::default() }, near);
+        let mut host = Host::new(1, NicConfig { limits, seed: 1, ..NicConfig::default() }, local);
         let caps = QpCaps { max_send_wr: 64, ..QpCaps::default() };
         let init = QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
         let setup = Setup { qp_type: QpType::Uc, ..Setup::default() };
@@ -60,12 +60,12 @@ impl Senders {
             self.host.modify(self.now, &self.qps[number], &attr).expect("a legal transition");
         }
         let wr = SendWr { opcode: WrOpcode::Write, ..SendWr::default() };
-        let mut left = packets * MTU.bytes();
-        while left > 0 {
-            let length = left.min(64 * MTU.bytes());
+        let mut remaining = packets * MTU.bytes();
+        while remaining > 0 {
+            let length = remaining.min(64 * MTU.bytes());
             let sges = [self.memory.sge(0, length as u32)];
             self.host.post_send(&self.qps[number], &wr, Payload::Sges(&sges)).expect("room");
-            left -= length;
+            remaining -= length;
         }
     }
 
@@ -152,13 +152,13 @@ fn read_responses_are_paced_and_acks_are_not() {
         ..Bth::default()
     };
     stage.send(&bth, &Ext::Reth(reth), &[]);
-    let left = departures(&mut stage, Nanos::from_millis(2));
+    let sent = departures(&mut stage, Nanos::from_millis(2));
     let gap = rate.nanos_for(FULL);
-    for (number, (at, ..)) in left.iter().enumerate() {
+    for (number, (at, ..)) in sent.iter().enumerate() {
         let ideal = gap * number as f64;
         assert!((at.0 as f64 - ideal).abs() < gap / 4.0, "response {number} at {at}, ideally {ideal}");
     }
-    assert_eq!(left.len(), 4);
+    assert_eq!(sent.len(), 4);
     // The QP's own data is paced, its ACK is not.
     stage.post_as(0, WrOpcode::Write, SendFlags::SIGNALED, 12 * MTU.bytes() as u32);
     stage.receive(1, 0, 64);

@@ -74,8 +74,8 @@ impl Writer {
     fn share(&mut self, time: Nanos, mut attack: impl FnMut(&mut Stage, bool)) -> f64 {
         let (from, before) = (self.stage.now, self.bits);
         while self.stage.now < from + time {
-            let left = self.step();
-            attack(&mut self.stage, left);
+            let sent = self.step();
+            attack(&mut self.stage, sent);
         }
         (self.bits - before) / (LINE.0 * (self.stage.now - from).0 as f64 / 1e9)
     }
@@ -123,12 +123,12 @@ fn guessed_cnp_costs_under_a_millisecond() {
 fn cnp_flood_from_another_address_costs_nothing() {
     let mut writer = Writer::new("dcqcn", "");
     let own = writer.stage.qp.handle.qpn;
-    let mut strangers = template(3);
+    let mut unknown = template(3);
     let share = writer.share(Nanos::from_millis(2), |stage, _| {
         // The stage's own template, the peer's, is restored after the CNP.
-        std::mem::swap(&mut stage.template, &mut strangers);
+        std::mem::swap(&mut stage.template, &mut unknown);
         notify(stage, own);
-        std::mem::swap(&mut stage.template, &mut strangers);
+        std::mem::swap(&mut stage.template, &mut unknown);
     });
     assert!(share > 0.999, "{share}");
 }

@@ -290,8 +290,8 @@ fn srq_in_use_cannot_be_destroyed() {
     assert_eq!(busy.err(), Some(ControlError::Busy { object: ObjectKind::SharedReceiveQueue, users: 1 }));
     stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("the QP exists");
     stage.host.call(stage.now, Command::DestroySrq(srq.index)).expect("no users left");
-    let gone = stage.host.call(stage.now, Command::QuerySrq(srq.index));
-    assert_eq!(gone.err(), Some(ControlError::NotFound(ObjectKind::SharedReceiveQueue)));
+    let status = stage.host.call(stage.now, Command::QuerySrq(srq.index));
+    assert_eq!(status.err(), Some(ControlError::NotFound(ObjectKind::SharedReceiveQueue)));
     assert_eq!(completed(&stage, &stage.qp), NOTHING);
 }
 

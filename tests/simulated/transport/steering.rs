@@ -34,12 +34,12 @@ impl Port for Refusing {
 #[test]
 fn refused_steering_keeps_earlier_flows() {
     let refuses = Arc::new(AtomicBool::new(false));
-    let (near, far) = joined_ports(1500, None);
-    let near = Box::new(Refusing(near, Arc::clone(&refuses)));
-    let mut stage = Stage::on(Setup { qp_type: QpType::RawPacket, ..Setup::default() }, near, far);
+    let (local, remote) = joined_ports(1500, None);
+    let local = Box::new(Refusing(local, Arc::clone(&refuses)));
+    let mut stage = Stage::on(Setup { qp_type: QpType::RawPacket, ..Setup::default() }, local, remote);
     let [leaving, staying] = [another(&mut stage), another(&mut stage)];
     flow(&mut stage, &leaving, of_type(0, TYPE)).unwrap();
-    let kept = flow(&mut stage, &staying, of_type(1, TYPE)).unwrap();
+    let flow_id = flow(&mut stage, &staying, of_type(1, TYPE)).unwrap();
     refuses.store(true, Relaxed);
     stage.host.call_now(Command::DestroyQp(leaving.handle.index)).expect("the QP and its flow are gone");
     assert_eq!(stage.host.worker.nic().objects().flows, 1);
@@ -49,6 +49,6 @@ fn refused_steering_keeps_earlier_flows() {
         "{refused:?}"
     );
     assert_eq!(stage.host.worker.nic().objects().flows, 1);
-    stage.host.call_now(Command::DestroyFlow(kept)).expect("the flow is gone");
+    stage.host.call_now(Command::DestroyFlow(flow_id)).expect("the flow is gone");
     assert_eq!(stage.host.worker.nic().objects().flows, 0);
 }

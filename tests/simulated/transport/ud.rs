@@ -192,8 +192,8 @@ fn destroyed_address_handle_fails_its_pending_request() {
     post(&stage, &datagram(1, ah, QKEY), 1);
     assert_eq!(stage.wait(SOON), []);
     stage.host.call(stage.now, Command::DestroyAh(ah)).expect("the object exists");
-    let gone = stage.host.call(stage.now, Command::DestroyAh(ah));
-    assert_eq!(gone.err(), Some(ControlError::NotFound(ObjectKind::AddressHandle)));
+    let destroyed = stage.host.call(stage.now, Command::DestroyAh(ah));
+    assert_eq!(destroyed.err(), Some(ControlError::NotFound(ObjectKind::AddressHandle)));
     let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &attr).expect("SQD leads to RTS");
     assert_eq!(stage.wait(SOON), []);
@@ -418,8 +418,8 @@ fn qp1_is_unique_and_has_the_gsi_qkey() {
     // A second QP1 is refused until the first is destroyed.
     let refused =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| another_qp(&mut stage, QpType::Gsi)));
-    let said = refused.err().and_then(|why| why.downcast_ref::<String>().cloned()).expect("a refusal");
-    assert!(said.contains(&format!("{:?}", ControlError::Taken("QP1"))), "{said}");
+    let panic = refused.err().and_then(|why| why.downcast_ref::<String>().cloned()).expect("a refusal");
+    assert!(panic.contains(&format!("{:?}", ControlError::Taken("QP1"))), "{panic}");
     stage.host.call(stage.now, Command::DestroyQp(gsi.handle.index)).expect("the object exists");
     arrive(&mut stage, Qpn::GSI, GSI_QKEY, &[1; 256]);
     assert_eq!(stage.counter("rx_unknown_qp"), 1);
@@ -460,11 +460,11 @@ fn attach(stage: &mut Stage, qp: QpIndex) {
 #[test]
 fn group_survives_a_destroyed_member() {
     let mut stage = stage();
-    let gone = another_qp(&mut stage, QpType::Ud);
+    let destroyed = another_qp(&mut stage, QpType::Ud);
     let stays = stage.qp.handle.index;
-    attach(&mut stage, gone.handle.index);
+    attach(&mut stage, destroyed.handle.index);
     attach(&mut stage, stays);
-    stage.host.call(stage.now, Command::DestroyQp(gone.handle.index)).expect("the object exists");
+    stage.host.call(stage.now, Command::DestroyQp(destroyed.handle.index)).expect("the object exists");
     stage.receive(9, 1000, 100);
     to_group(&mut stage, 2, PEER_QPN, &[5, 6]);
     assert_eq!(stage.statuses(), [(9, WcStatus::Success)]);
@@ -485,8 +485,8 @@ fn each_group_member_gets_its_own_copy() {
     attach(&mut stage, members[0].handle.index);
     stage.receive(9, 1000, 100);
     to_group(&mut stage, 2, PEER_QPN, &[5, 6]);
-    let came: Vec<_> = members.iter().map(|qp| qp.cq.poll().map(|wc| (wc.wr_id, wc.byte_len))).collect();
-    assert_eq!(came, [Some((0, 42)), None, Some((2, 42))], "the second has another key");
+    let received: Vec<_> = members.iter().map(|qp| qp.cq.poll().map(|wc| (wc.wr_id, wc.byte_len))).collect();
+    assert_eq!(received, [Some((0, 42)), None, Some((2, 42))], "the second has another key");
     assert_eq!(members[0].cq.poll(), None, "attached twice is attached once");
     assert_eq!(stage.statuses(), [], "the stage's own QP is not in the group");
     for (i, bytes) in [(0, [5, 6]), (1, [0, 0]), (2, [5, 6])] {

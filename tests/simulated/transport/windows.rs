@@ -232,8 +232,8 @@ fn local_invalidate_asks_for_what_it_awaits() {
         stage.post_as(2, WrOpcode::Write, SendFlags::empty(), 4);
         let before = if at_once { Vec::new() } else { stage.wait(SOON) };
         stage.post_wr(&SendWr::local_invalidate(3, SendFlags::SIGNALED, RKey(window.key)));
-        let asks = [(Opcode::RC_WRITE_ONLY, FIRST + 1), (Opcode::RC_SEND_ONLY, FIRST)];
-        assert_eq!([before, stage.wait(SOON)].concat(), asks, "a probe, posted at once: {at_once}");
+        let requests = [(Opcode::RC_WRITE_ONLY, FIRST + 1), (Opcode::RC_SEND_ONLY, FIRST)];
+        assert_eq!([before, stage.wait(SOON)].concat(), requests, "a probe, posted at once: {at_once}");
         stage.acknowledge(FIRST + 1, ACK, 2);
         stage.wait(SOON);
         assert_eq!(stage.statuses().last(), Some(&(3, WcStatus::Success)));

@@ -64,7 +64,7 @@ impl Target {
         self.stage.host.post_srq_recv(&self.queues[queue].0, wr_id, &sges).expect("room");
     }
 
-    pub(crate) fn ask(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Said {
+    pub(crate) fn request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Said {
         let dest_qp = self.qp.qpn;
         let bth = Bth { opcode, dest_qp, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
         self.stage.send(&bth, &ext, payload);
@@ -73,7 +73,7 @@ impl Target {
 
     fn send(&mut self, queue: usize, psn: u32) -> Said {
         let srqn = self.queues[queue].0.number;
-        self.ask(Opcode::XRC_SEND_ONLY, psn, Ext::Xrc(XrcEth { srqn: srqn.0 }), &[7, 8, 9])
+        self.request(Opcode::XRC_SEND_ONLY, psn, Ext::Xrc(XrcEth { srqn: srqn.0 }), &[7, 8, 9])
     }
 
     pub(crate) fn number(&self, queue: usize) -> Srqn {
@@ -161,8 +161,8 @@ fn unknown_srq_number_is_an_invalid_request() {
         let mut target = Target::new();
         target.post(0, 10, 64);
         let srqn = number(&mut target);
-        let said = target.ask(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(xrc(srqn)), &[1]);
-        assert_eq!(said, [nak(0, NakCode::InvalidRequest)], "{what}");
+        let answer = target.request(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(xrc(srqn)), &[1]);
+        assert_eq!(answer, [nak(0, NakCode::InvalidRequest)], "{what}");
         assert_eq!(target.state(), QpState::Err, "{what}");
         assert_eq!(target.ids(0), [], "{what}: no receive is touched");
         let events = target.stage.events();
@@ -176,9 +176,9 @@ fn message_cannot_change_its_srq() {
     let mut target = Target::new();
     target.post(0, 10, 600);
     let [one, two] = [0, 1].map(|i| Ext::Xrc(xrc(target.queues[i].0.number)));
-    assert_eq!(target.ask(Opcode::XRC_SEND_FIRST, 0, one, &FULL), [ack(0)]);
-    let said = target.ask(Opcode::XRC_SEND_LAST, 1, two, &[1]);
-    assert_eq!(said, [nak(1, NakCode::InvalidRequest)]);
+    assert_eq!(target.request(Opcode::XRC_SEND_FIRST, 0, one, &FULL), [ack(0)]);
+    let answer = target.request(Opcode::XRC_SEND_LAST, 1, two, &[1]);
+    assert_eq!(answer, [nak(1, NakCode::InvalidRequest)]);
     assert_eq!(target.ids(0), [(10, WcStatus::WrFlush)], "flushed to the queue that it came from");
     assert_eq!(target.ids(1), []);
 }
@@ -210,19 +210,19 @@ fn rkeys_use_the_named_srqs_pd() {
     let (srqn, _, key, memory) = foreign(&mut target);
     let there = Reth { va: 0x5000, rkey: key, dma_len: 8 };
     let write = Ext::XrcReth(xrc(srqn), there);
-    assert_eq!(target.ask(Opcode::XRC_WRITE_ONLY, 0, write, &[3; 8]), [ack(0)]);
+    assert_eq!(target.request(Opcode::XRC_WRITE_ONLY, 0, write, &[3; 8]), [ack(0)]);
     let mut bytes = [0; 8];
     memory.read(0, &mut bytes).expect("within");
     assert_eq!(bytes, [3; 8]);
     let atomic = AtomicEth { va: 0x5000, rkey: key, swap_or_add: 1, compare: 0 };
-    let said = target.ask(Opcode::XRC_FETCH_ADD, 1, Ext::XrcAtomic(xrc(srqn), atomic), &[]);
-    assert_eq!(said, [(Opcode::XRC_ATOMIC_ACKNOWLEDGE, 1, ack(1).2)]);
-    let said = target.ask(Opcode::XRC_READ_REQUEST, 2, Ext::XrcReth(xrc(srqn), there), &[]);
-    assert_eq!(said, [(Opcode::XRC_READ_RESPONSE_ONLY, 2, ack(2).2)]);
+    let answer = target.request(Opcode::XRC_FETCH_ADD, 1, Ext::XrcAtomic(xrc(srqn), atomic), &[]);
+    assert_eq!(answer, [(Opcode::XRC_ATOMIC_ACKNOWLEDGE, 1, ack(1).2)]);
+    let answer = target.request(Opcode::XRC_READ_REQUEST, 2, Ext::XrcReth(xrc(srqn), there), &[]);
+    assert_eq!(answer, [(Opcode::XRC_READ_RESPONSE_ONLY, 2, ack(2).2)]);
     // The rkey is invalid with a queue of another protection domain.
     let number = target.queues[0].0.number;
-    let said = target.ask(Opcode::XRC_READ_REQUEST, 3, Ext::XrcReth(xrc(number), there), &[]);
-    assert_eq!(said, [nak(3, NakCode::RemoteAccess)]);
+    let answer = target.request(Opcode::XRC_READ_REQUEST, 3, Ext::XrcReth(xrc(number), there), &[]);
+    assert_eq!(answer, [nak(3, NakCode::RemoteAccess)]);
 }
 
 /// A READ response leaves after the next request has named a queue of another protection domain.
@@ -242,8 +242,8 @@ fn read_response_uses_the_pd_of_its_request() {
     let answers: Vec<_> = target.stage.answers().into_iter().map(|a| (a.psn, a.payload)).collect();
     assert_eq!(answers, [(0, vec![9; 8]), (1, vec![0; 8])]);
     // A duplicate is answered in the same protection domain.
-    let said = target.ask(Opcode::XRC_READ_REQUEST, 0, Ext::XrcReth(xrc(srqn), there), &[]);
-    assert_eq!(said, [(Opcode::XRC_READ_RESPONSE_ONLY, 0, ack(0).2)]);
+    let answer = target.request(Opcode::XRC_READ_REQUEST, 0, Ext::XrcReth(xrc(srqn), there), &[]);
+    assert_eq!(answer, [(Opcode::XRC_READ_RESPONSE_ONLY, 0, ack(0).2)]);
 }
 
 //= test: IBTA A14: xrc-has-one-direction
@@ -251,9 +251,9 @@ fn read_response_uses_the_pd_of_its_request() {
 fn xrc_target_drops_responses() {
     let mut target = Target::new();
     let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }.into(), msn: 1 };
-    assert_eq!(target.ask(Opcode::XRC_ACKNOWLEDGE, FIRST.value(), Ext::Aeth(aeth), &[]), []);
+    assert_eq!(target.request(Opcode::XRC_ACKNOWLEDGE, FIRST.value(), Ext::Aeth(aeth), &[]), []);
     assert_eq!(target.stage.counter("ghost_acks"), 1);
-    assert_eq!(target.ask(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [], "another service");
+    assert_eq!(target.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [], "another service");
     assert_eq!(target.stage.counter("rx_wrong_service"), 1);
     assert_eq!(target.state(), QpState::Rts);
 }
@@ -263,11 +263,11 @@ fn destroyed_srq_drops_the_begun_receive() {
     let mut target = Target::new();
     target.post(0, 10, 600);
     let number = target.queues[0].0.number;
-    target.ask(Opcode::XRC_SEND_FIRST, 0, Ext::Xrc(xrc(number)), &FULL);
+    target.request(Opcode::XRC_SEND_FIRST, 0, Ext::Xrc(xrc(number)), &FULL);
     let index = target.queues[0].0.index;
     target.call(Command::DestroySrq(index)).expect("targets do not hold it");
-    let said = target.ask(Opcode::XRC_SEND_LAST, 1, Ext::Xrc(xrc(number)), &[1]);
-    assert_eq!(said, [nak(1, NakCode::InvalidRequest)]);
+    let answer = target.request(Opcode::XRC_SEND_LAST, 1, Ext::Xrc(xrc(number)), &[1]);
+    assert_eq!(answer, [nak(1, NakCode::InvalidRequest)]);
     assert_eq!(target.ids(0), [], "the queue is destroyed");
 }
 
@@ -281,8 +281,8 @@ fn cq_overflow_fails_the_srq_and_target() {
         target.stage.host.post_srq_recv(&srq, id, &[target.stage.memory.sge(0, 8)]).expect("room");
     }
     let ext = Ext::Xrc(xrc(srq.number));
-    target.ask(Opcode::XRC_SEND_ONLY, 0, ext, &[1]);
-    target.ask(Opcode::XRC_SEND_ONLY, 1, ext, &[1]);
+    target.request(Opcode::XRC_SEND_ONLY, 0, ext, &[1]);
+    target.request(Opcode::XRC_SEND_ONLY, 1, ext, &[1]);
     let events: Vec<_> = std::iter::from_fn(|| target.stage.host.event()).collect();
     for expected in [
         AsyncEvent::Cq(cq, EventKind::CqError),
@@ -307,7 +307,7 @@ fn initiator() -> Stage {
     stage
 }
 
-fn ask(stage: &Stage, opcode: WrOpcode, length: u32) {
+fn post_request(stage: &Stage, opcode: WrOpcode, length: u32) {
     let wr = SendWr {
         opcode,
         imm: if opcode == WrOpcode::Flush { 1 } else { 5 },
@@ -340,7 +340,7 @@ fn every_request_carries_its_srq_number() {
     ];
     for (opcode, length, expected) in cases {
         let mut stage = initiator();
-        ask(&stage, opcode, length);
+        post_request(&stage, opcode, length);
         let packets = stage.packets();
         let seen: Vec<_> = packets.iter().map(|(p, _)| p.bth.opcode).collect();
         assert_eq!(seen, expected, "{opcode:?} of {length} bytes");
@@ -354,7 +354,7 @@ fn every_request_carries_its_srq_number() {
 #[test]
 fn unacknowledged_request_is_retransmitted() {
     let mut stage = initiator();
-    ask(&stage, WrOpcode::Send, 8);
+    post_request(&stage, WrOpcode::Send, 8);
     assert_eq!(stage.wait(SOON), [(Opcode::XRC_SEND_ONLY, FIRST)]);
     assert_eq!(stage.wait(crate::transport::TIMEOUT), [(Opcode::XRC_SEND_ONLY, FIRST)]);
     assert_eq!(stage.statuses(), []);
@@ -367,7 +367,7 @@ fn unacknowledged_request_is_retransmitted() {
 #[test]
 fn read_response_completes_the_initiators_read() {
     let mut stage = initiator();
-    ask(&stage, WrOpcode::Read, 8);
+    post_request(&stage, WrOpcode::Read, 8);
     stage.wait(SOON);
     let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }.into(), msn: 1 };
     stage.answer(Opcode::XRC_READ_RESPONSE_ONLY, FIRST, Ext::Aeth(aeth), &[4; 8]);

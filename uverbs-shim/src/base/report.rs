@@ -42,7 +42,7 @@ pub(crate) fn info(call: &str, why: impl Display) {
 }
 
 /// Logs and prints the cause, once.
-pub(crate) fn say(call: &str, why: impl Display) {
+pub(crate) fn print(call: &str, why: impl Display) {
     note(call, why, true);
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn device(call: &'static str) -> impl Fn(DeviceError) -> Errno {
     move |error| {
         match &error {
             // Without the interface, nothing works at all.
-            DeviceError::Claim(_) => say(call, &error),
+            DeviceError::Claim(_) => print(call, &error),
             _ => info(call, &error),
         }
         errno_of(&error)

@@ -118,7 +118,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 /// Minimum number of entries, as on adapters (hns: 64; others: as many as fit a page).
 ///
 /// Programs that request no more entries than they have outstanding requests may poll one request late. Example: `ib_send_lat -e` has one
-/// request and one entry. If the peer's reply arrives before the ACK of its request, the program takes the reply's event for that of the
+/// request and one entry. If the peer's reply arrives before the ACK of its request, the program takes the reply's event for the event of the
 /// request. A queue of one entry would then overflow, and the QP fail.
 const LEAST_ENTRIES: u32 = 64;
 
@@ -132,7 +132,7 @@ pub(crate) fn create(
     vector: u32,
 ) -> Result<*mut ibv_cq_ex, Errno> {
     // SAFETY: the contract: objects; a channel or null.
-    let (nic, found) =
+    let (nic, channel_object) =
         unsafe { (context(of)?, if channel.is_null() { None } else { Some(object_of(channel)?) }) };
     if entries == 0 || entries > roxie::limits::MAX_CQE {
         return refuse(
@@ -145,7 +145,8 @@ pub(crate) fn create(
         return refuse(call, libc::EINVAL, format_args!("comp_vector {vector}: there is vector 0"));
     }
     let entries = entries.max(LEAST_ENTRIES);
-    let queue = nic.nic.device.create_cq(entries, found.map(|f| &f.channel)).map_err(device(call))?;
+    let queue =
+        nic.nic.device.create_cq(entries, channel_object.map(|f| &f.channel)).map_err(device(call))?;
     let source = Source::Cq(queue.index().0);
     let face =
         ibv_cq_ex { context: of, channel, cq_context: user, cqe: entries as c_int, ..ibv_cq_ex::default() };
@@ -153,7 +154,7 @@ pub(crate) fn create(
         face,
         Cq {
             queue,
-            channel: found.map(|_| channel),
+            channel: channel_object.map(|_| channel),
             users: Users::default(),
             comp_acknowledgements: Acknowledgements::default(),
             async_acknowledgements: Acknowledgements::default(),
@@ -163,8 +164,8 @@ pub(crate) fn create(
         },
     );
     nic.nic.add_source(source, &nic.events, Element::Cq(cq as usize));
-    if let Some(found) = found {
-        lock(&found.queues).push(cq);
+    if let Some(channel_object) = channel_object {
+        lock(&channel_object.queues).push(cq);
         // SAFETY: as above; the count is informative.
         unsafe { (*channel).refcnt += 1 };
     }
@@ -271,15 +272,15 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     let mut by_link = false;
     loop {
         // SAFETY: the contract: objects that live.
-        let waited = match unsafe { look(channel, by_link) } {
-            Look::Taken => true,
-            Look::Again => {
+        let waited = match unsafe { prepare_wait(channel, by_link) } {
+            EventWait::Taken => true,
+            EventWait::Again => {
                 by_link = false;
                 continue;
             }
-            Look::Failed(errno) => return minus_one(Err(errno)),
-            Look::Sleep(events) => take_count(events),
-            Look::Watch { events, link, timeout } => {
+            EventWait::Failed(errno) => return minus_one(Err(errno)),
+            EventWait::Sleep(events) => take_count(events),
+            EventWait::Watch { events, link, timeout } => {
                 let woken = wait_for_any(events, &link, timeout);
                 // SAFETY: the contract of this call: the channel lives until it returns.
                 unsafe { end_wait(channel, woken == WakeReason::ByBell) };
@@ -296,8 +297,8 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         // None: the event's queue was destroyed meanwhile.
         // SAFETY: as above, and room for two pointers.
         unsafe {
-            if let Ok(found) = object_of(channel)
-                && let Some(raised) = next_event(found)
+            if let Ok(channel_object) = object_of(channel)
+                && let Some(raised) = next_event(channel_object)
             {
                 put(cq, raised.cast());
                 put(user, (*raised).cq_context);
@@ -308,7 +309,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 }
 
 /// State of a channel's events, and how to wait for one. Holds nothing that needs a destructor.
-enum Look {
+enum EventWait {
     /// An event was taken.
     Taken,
     /// A completion has arrived; look again.
@@ -328,31 +329,31 @@ enum Look {
 ///
 /// # Safety
 /// The contract: an object.
-unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
+unsafe fn prepare_wait(channel: *mut ibv_comp_channel, by_link: bool) -> EventWait {
     // SAFETY: the caller promises a channel that lives for the call; its context does, as long as the channel is there.
-    let (found, nic) =
-        match unsafe { object_of(channel).and_then(|found| Ok((found, context((*channel).context)?))) } {
+    let (object, nic) =
+        match unsafe { object_of(channel).and_then(|object| Ok((object, context((*channel).context)?))) } {
             Ok(both) => both,
-            Err(errno) => return Look::Failed(errno),
+            Err(errno) => return EventWait::Failed(errno),
         };
     // A pass makes system calls, so cancellation must be disabled.
     let _uncancelled = Uncancelled::new();
-    let (channel, device) = (&found.channel, &nic.nic.device);
+    let (channel, device) = (&object.channel, &nic.nic.device);
     if !by_link && take_count_now(channel.events()) {
-        return Look::Taken;
+        return EventWait::Taken;
     }
     if device.has_failed() {
-        return Look::Failed(libc::EIO);
+        return EventWait::Failed(libc::EIO);
     }
     if !by_link && channel.is_nonblocking() {
-        return Look::Failed(libc::EAGAIN);
+        return EventWait::Failed(libc::EAGAIN);
     }
     let events = channel.events().as_raw_fd();
     match channel.begin_wait(device) {
-        Wait::Taken => Look::Taken,
-        Wait::Look => Look::Again,
-        Wait::Sleep => Look::Sleep(events),
-        Wait::Watch { on, timeout } => Look::Watch { events, link: on, timeout },
+        Wait::Taken => EventWait::Taken,
+        Wait::Look => EventWait::Again,
+        Wait::Sleep => EventWait::Sleep(events),
+        Wait::Watch { on, timeout } => EventWait::Watch { events, link: on, timeout },
     }
 }
 
@@ -388,8 +389,8 @@ fn next_event(channel: &Channel) -> Option<*mut ibv_cq_ex> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     // SAFETY: the contract: an object.
-    if let Ok(found) = unsafe { object_of(cq) } {
-        found.comp_acknowledgements.acknowledge(count);
+    if let Ok(object) = unsafe { object_of(cq) } {
+        object.comp_acknowledgements.acknowledge(count);
     }
 }
 
@@ -402,14 +403,14 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     }))
 }
 
-/// Completions taken from the ring at once.
+/// Completions taken from the ring at a time.
 const BATCH: usize = 16;
 
 /// Polls a queue. Returns the number of completions, or -1.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: the contract: an object.
-    let found = match unsafe { object_of(cq) } {
-        Ok(found) => found,
+    let object = match unsafe { object_of(cq) } {
+        Ok(object) => object,
         Err(errno) => {
             set_errno(errno);
             return -1;
@@ -420,24 +421,24 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
     let mut taken = 0;
     while taken < room {
         let wanted = BATCH.min(room - taken);
-        let mut came = found.queue.poll_ready(&mut batch[..wanted]);
-        if came + taken == 0 {
+        let mut polled = object.queue.poll_ready(&mut batch[..wanted]);
+        if polled + taken == 0 {
             // A pass makes system calls, so cancellation must be disabled.
             let _uncancelled = Uncancelled::new();
-            found.queue.turn();
-            came = found.queue.poll_ready(&mut batch[..wanted]);
-            if came == 0 && found.queue.has_failed() {
+            object.queue.turn();
+            polled = object.queue.poll_ready(&mut batch[..wanted]);
+            if polled == 0 && object.queue.has_failed() {
                 // The engine has failed: report it to programs that would poll without end.
                 set_errno(libc::EIO);
                 return -1;
             }
         }
-        for (place, wc) in batch[..came].iter().enumerate() {
+        for (place, wc) in batch[..polled].iter().enumerate() {
             // SAFETY: the contract: `room` completions, and `taken + place` is below that.
             unsafe { write_wc(to.add(taken + place), wc) };
         }
-        taken += came;
-        if came < wanted {
+        taken += polled;
+        if polled < wanted {
             break;
         }
     }

@@ -101,15 +101,15 @@ unsafe fn offer(cq: *mut ibv_cq_ex) {
 /// The caller holds the queue's turn.
 unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the contract: an object.
-    let Ok(found) = (unsafe { object_of(cq) }) else { return libc::EIO };
-    let Some((wc, at)) = found.queue.poll_timed() else {
-        return if found.queue.has_failed() { libc::EIO } else { libc::ENOENT };
+    let Ok(object) = (unsafe { object_of(cq) }) else { return libc::EIO };
+    let Some((wc, at)) = object.queue.poll_timed() else {
+        return if object.queue.has_failed() { libc::EIO } else { libc::ENOENT };
     };
     // SAFETY: the caller holds the turn.
     unsafe {
         (*cq).wr_id = wc.wr_id;
         (*cq).status = wc.status as c_uint;
-        *found.poll.0.get() = (wc, at);
+        *object.poll.0.get() = (wc, at);
     }
     0
 }
@@ -121,17 +121,17 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         if !attr.is_null() && (*attr).comp_mask != 0 {
             return code_of(libc::EINVAL);
         }
-        let found = match object_of(cq) {
-            Ok(found) => found,
+        let object = match object_of(cq) {
+            Ok(object) => object,
             Err(errno) => return code_of(errno),
         };
-        found.poll_turn.take();
-        let came = advance(cq);
-        if came != 0 {
+        object.poll_turn.take();
+        let status = advance(cq);
+        if status != 0 {
             // `ibv_end_poll` is not called after a poll that found nothing.
-            found.poll_turn.give_back();
+            object.poll_turn.give_back();
         }
-        came
+        status
     }
 }
 
@@ -144,8 +144,8 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    if let Ok(found) = unsafe { object_of(cq) } {
-        found.poll_turn.give_back();
+    if let Ok(object) = unsafe { object_of(cq) } {
+        object.poll_turn.give_back();
     }
 }
 

@@ -71,8 +71,8 @@ impl Family {
             return refuse(call, libc::EINVAL, format_args!("{descriptor} is not an open descriptor"));
         };
         let file = (status.st_dev, status.st_ino);
-        let found = lock(&FAMILIES).iter().filter_map(Weak::upgrade).find(|family| family.file == file);
-        if let Some(family) = found.filter(|family| family.generation == fork::generation()) {
+        let open = lock(&FAMILIES).iter().filter_map(Weak::upgrade).find(|family| family.file == file);
+        if let Some(family) = open.filter(|family| family.generation == fork::generation()) {
             return Ok(family);
         }
         let path = std::fs::read_link(format!("/proc/self/fd/{descriptor}"));
@@ -81,8 +81,9 @@ impl Family {
             Some(rest) => {
                 let process = rest.split(' ').next().unwrap_or_default();
                 let why = "objects are shared within one process, while one of its contexts is open";
-                let told = format_args!("descriptor {descriptor} is a context's of process {process}: {why}");
-                refuse(call, libc::EOPNOTSUPP, told)
+                let reason =
+                    format_args!("descriptor {descriptor} is a context's of process {process}: {why}");
+                refuse(call, libc::EOPNOTSUPP, reason)
             }
             None => refuse(
                 call,
@@ -114,9 +115,9 @@ impl Family {
     /// # Errors
     /// `ENOENT` if there is no such object, or one of another type.
     pub(crate) fn find<T: Any + Send + Sync>(&self, call: &str, handle: u32) -> Result<Arc<T>, Errno> {
-        let found = lock(&self.objects).by_handle.get(&handle).cloned();
-        let found = found.and_then(|object| object.downcast().ok());
-        found.map_or_else(
+        let entry = lock(&self.objects).by_handle.get(&handle).cloned();
+        let entry = entry.and_then(|object| object.downcast().ok());
+        entry.map_or_else(
             || refuse(call, libc::ENOENT, format_args!("handle {handle}: no such object in this context")),
             Ok,
         )

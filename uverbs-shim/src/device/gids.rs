@@ -23,7 +23,7 @@ impl Context {
         self.nic.device.gids().into_iter().find(|entry| entry.index == index as usize)
     }
 
-    /// Returns the index of the interface of a GID: that of its VLAN, if the kernel has one.
+    /// Returns the index of the interface of a GID: the interface of its VLAN, if the kernel has one.
     fn interface_of(&self, entry: &GidEntry) -> u32 {
         let Some(interface) = self.interface() else { return 0 };
         let vlan = entry.encapsulation.vlan;

@@ -32,7 +32,7 @@ struct TheDevice(*mut VerbsDevice);
 
 // SAFETY: written before it is shared, and only read afterwards.
 unsafe impl Send for TheDevice {}
-// SAFETY: written before it is shared, and only read afterwards, which any number of threads may do at once.
+// SAFETY: written before it is shared, and only read afterwards, which any number of threads may do concurrently.
 unsafe impl Sync for TheDevice {}
 
 pub(crate) fn the_device() -> *mut ibv_device {

@@ -100,7 +100,7 @@ impl Nic {
         roxie::stderr_log::install();
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {
-            report::say(call, &error);
+            report::print(call, &error);
             report::errno_of_open(&error)
         })?;
         let router = Arc::new(Mutex::new(Router::default()));
@@ -147,8 +147,8 @@ impl Router {
             AsyncEvent::Cq(index, kind) => (Source::Cq(index.0), kind),
             AsyncEvent::Srq(index, kind) => (Source::Srq(index.0), kind),
             AsyncEvent::Port(kind) | AsyncEvent::Device(kind) => {
-                if let Some(tell) = PORT_WATCHER.get() {
-                    tell();
+                if let Some(notify) = PORT_WATCHER.get() {
+                    notify();
                 }
                 for context in self.contexts.iter().filter_map(Weak::upgrade) {
                     context.push(Element::Port, kind);

@@ -193,7 +193,7 @@ pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) 
         if fs::read_link(process.join("ns/net")).ok() != own {
             continue;
         }
-        let mut left = MOST;
+        let mut remaining = MOST;
         for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             let path = descriptor.path();
             if maker(&path) != Some(pid) {
@@ -209,15 +209,15 @@ pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) 
                 continue;
             };
             counts.iter_mut().zip(theirs).for_each(|(sum, count)| *sum += count);
-            let told = of_it.len().min(left).min(ALL - qps.len());
-            left -= told;
-            qps.extend(of_it.into_iter().take(told));
+            let reported = of_it.len().min(remaining).min(ALL - qps.len());
+            remaining -= reported;
+            qps.extend(of_it.into_iter().take(reported));
         }
     }
     (counts, qps)
 }
 
-/// Returns all processes, those of this user and of root first, so that other users' processes cannot use up the limit.
+/// Returns all processes, this user's and root's first, so that other users' processes cannot use up the limit.
 fn processes() -> Vec<(u32, PathBuf)> {
     // SAFETY: no preconditions.
     let own = unsafe { libc::geteuid() };

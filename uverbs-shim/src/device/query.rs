@@ -114,12 +114,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     // SAFETY: the contract: an object, and an input or null.
     code(unsafe { context(of) }.and_then(|context| {
         // SAFETY: not null, as checked, so it is an input, as the caller promises; its mask comes first.
-        let asked = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
-        if asked != 0 || size < size_of::<ibv_device_attr>() {
+        let comp_mask = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
+        if comp_mask != 0 || size < size_of::<ibv_device_attr>() {
             return refuse(
                 "ibv_query_device_ex",
                 libc::EINVAL,
-                format_args!("comp_mask {asked:#x} (0 is known) or {size} bytes of attributes"),
+                format_args!("comp_mask {comp_mask:#x} (0 is known) or {size} bytes of attributes"),
             );
         }
         let connected = odp_can::IBV_ODP_SUPPORT_SEND

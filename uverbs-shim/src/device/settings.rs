@@ -63,8 +63,8 @@ fn variable(name: &str) -> Option<String> {
 /// Parses a variable. An invalid value is reported and ignored.
 fn parsed<T: FromStr<Err: Display>>(name: &str, instead: &str) -> Option<T> {
     let text = variable(name)?;
-    let told = |error| report::say(name, format_args!("{text:?}: {error}; taken as {instead}"));
-    text.parse().map_err(told).ok()
+    let report_error = |error| report::print(name, format_args!("{text:?}: {error}; taken as {instead}"));
+    text.parse().map_err(report_error).ok()
 }
 
 /// Returns the settings, which are read once.
@@ -72,18 +72,19 @@ pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         let port = variable("ROXIE_PORT").unwrap_or_default();
         let port = port_plan(&port).unwrap_or_else(|| {
-            report::say(
+            report::print(
                 "ROXIE_PORT",
                 format_args!("{port:?} is not one of nic, packet, udp and xdp: taken as auto"),
             );
             PortPlan::Best
         });
-        let asked = variable("ROXIE_CORES");
-        let drive = asked.as_ref().map_or_else(Drive::default, |_| Drive::Thread { core: None, spin: SPIN });
-        let cores = asked.and_then(|text| {
+        let wanted_cores = variable("ROXIE_CORES");
+        let drive =
+            wanted_cores.as_ref().map_or_else(Drive::default, |_| Drive::Thread { core: None, spin: SPIN });
+        let cores = wanted_cores.and_then(|text| {
             let parsed = cores_of(&text);
             if parsed.is_none() {
-                report::say(
+                report::print(
                     "ROXIE_CORES",
                     format_args!("{text:?} is no list like 2,3 or 2-5: the thread runs on any core"),
                 );
@@ -138,7 +139,7 @@ pub(crate) fn interface(settings: &Settings) -> Option<String> {
         return match usable(name) {
             Ok(()) => Some(name.clone()),
             Err(why) => {
-                report::say("no device", why);
+                report::print("no device", why);
                 None
             }
         };
@@ -146,10 +147,10 @@ pub(crate) fn interface(settings: &Settings) -> Option<String> {
     let mut names: Vec<_> =
         interface_names().into_iter().filter(|name| name != "lo" && usable(name).is_ok()).collect();
     if names.len() != 1 {
-        let found = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        let listed = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         report::info(
             "no device",
-            format_args!("which interface? Name one in ROXIE_DEV; with an address there are: {found}"),
+            format_args!("which interface? Name one in ROXIE_DEV; with an address there are: {listed}"),
         );
         return None;
     }
@@ -169,8 +170,8 @@ fn cores_of(text: &str) -> Option<Vec<usize>> {
 
 /// Returns the index of the device's interface; 0 if there is none.
 pub(crate) fn interface_index() -> u32 {
-    let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
-    found.map_or(0, |interface| interface.index)
+    let by_name = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
+    by_name.map_or(0, |interface| interface.index)
 }
 
 /// Parses a port's name on the command line and in the environment.
@@ -187,8 +188,8 @@ fn port_plan(name: &str) -> Option<PortPlan> {
 
 /// Returns the node GUID in network order: the interface's MAC address, extended to EUI-64.
 pub(crate) fn node_guid() -> u64 {
-    let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
-    u64::from_ne_bytes(guid(found.map_or([0; 6], |interface| interface.mac)))
+    let by_name = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
+    u64::from_ne_bytes(guid(by_name.map_or([0; 6], |interface| interface.mac)))
 }
 
 /// Extends a MAC address to EUI-64.

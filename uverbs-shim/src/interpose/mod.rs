@@ -51,7 +51,7 @@ type Sendmsg = unsafe extern "C-unwind" fn(c_int, *const libc::msghdr, c_int) ->
 type Exit = unsafe extern "C-unwind" fn(c_int) -> !;
 type Dup3 = unsafe extern "C-unwind" fn(c_int, c_int, c_int) -> c_int;
 
-/// The next function of a name: the C library's, or that of another interposed library.
+/// The next function of a name: the C library's, or another interposed library's.
 struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -64,8 +64,8 @@ impl Next {
 
     fn find(&self) {
         // SAFETY: a name; looks symbols up, and is called once, during initialization.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(found, Release);
+        let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(symbol, Release);
     }
 
     /// Returns the function, or `None` before this library is initialized. Callers then use the system call: no other library can be
@@ -76,9 +76,9 @@ impl Next {
     #[inline]
     unsafe fn get<F: Copy>(&self) -> Option<F> {
         const { assert!(mem::size_of::<F>() == mem::size_of::<*mut c_void>()) };
-        let found = self.address.load(Acquire);
+        let symbol = self.address.load(Acquire);
         // SAFETY: a function pointer of the caller's type, of the size asserted.
-        (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
+        (!symbol.is_null()).then(|| unsafe { transmute_copy(&symbol) })
     }
 }
 
@@ -89,7 +89,7 @@ macro_rules! next {
         #[unsafe(no_mangle)]
         pub extern "C" fn roxie_find_next() {
             $($place.find();)*
-            signals::found();
+            signals::install();
         }
     };
 }
@@ -140,7 +140,7 @@ macro_rules! open {
         /// ignored.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -167,7 +167,7 @@ macro_rules! openat {
             flags: c_int,
             mode: c_uint,
         ) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -189,7 +189,7 @@ macro_rules! open_2 {
         /// Interposes `open` of programs compiled with `_FORTIFY_SOURCE`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -211,7 +211,7 @@ macro_rules! openat_2 {
         /// Interposes `openat` of programs compiled with `_FORTIFY_SOURCE`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(folder: c_int, path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -233,7 +233,7 @@ macro_rules! fstat {
         /// Interposes the C library's function. The connection manager's file is reported as a character device.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, to: *mut libc::stat) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 let result = match $next.get::<Fstat>() {
                     Some(next) => next(fd, to),
@@ -257,7 +257,7 @@ macro_rules! fxstat {
         /// Interposes `fstat` of programs built before glibc 2.33.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 let result = match $next.get::<Fxstat>() {
                     Some(next) => next(version, fd, to),
@@ -278,7 +278,7 @@ fxstat!(__fxstat64, FXSTAT64);
 /// Interposes the C library's function. On the connection manager's file, a write is a command.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     unsafe {
         if descriptors::is_ours(fd)
             && let Some(result) = ucma::write(fd, bytes.cast(), count)
@@ -299,7 +299,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         ucma::close(fd);
     }
     netlink::forget(fd);
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     unsafe {
         match CLOSE.get::<Close>() {
             Some(next) => next(fd),
@@ -311,7 +311,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 /// Interposes the C library's function. The new descriptor refers to the same open file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     let new = unsafe {
         match DUP.get::<Close>() {
             Some(next) => next(fd),
@@ -324,7 +324,7 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 /// Interposes the C library's function. `new` is closed first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     let new = unsafe {
         match DUP2.get::<Dup2>() {
             Some(next) => next(fd, new),
@@ -340,7 +340,7 @@ pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
 /// Interposes the C library's function. `new` is closed first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     let new = unsafe {
         match DUP3.get::<Dup3>() {
             Some(next) => next(fd, new, flags),
@@ -353,7 +353,7 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
 /// Interposes the C library's function. If the kernel has no netlink family of RDMA, the socket is served here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     let fd = unsafe {
         match SOCKET.get::<Socket>() {
             Some(next) => next(family, kind, protocol),
@@ -375,7 +375,7 @@ pub unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_i
 /// Interposes the C library's function. On such a socket, serves a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, bytes: *const c_void, count: usize, flags: c_int) -> isize {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     unsafe {
         if netlink::may_be_ours(fd)
             && let Some(sent) = netlink::send(fd, null_mut(), 0, [(bytes.cast(), count)].into_iter())
@@ -401,7 +401,7 @@ pub unsafe extern "C-unwind" fn sendto(
     to: *const libc::sockaddr,
     length: libc::socklen_t,
 ) -> isize {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     unsafe {
         if netlink::may_be_ours(fd)
             && let Some(sent) = netlink::send(fd, to.cast(), length, [(bytes.cast(), count)].into_iter())
@@ -418,7 +418,7 @@ pub unsafe extern "C-unwind" fn sendto(
 /// Interposes the C library's function. On such a socket, serves a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function. The caller's message is complete.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's. The caller's message is complete.
     unsafe {
         if netlink::may_be_ours(fd) && !message.is_null() {
             let (to, length) = ((*message).msg_name, (*message).msg_namelen);
@@ -442,7 +442,7 @@ macro_rules! exit {
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(status: c_int) -> ! {
             farewell::at_once();
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 if let Some(next) = $next.get::<Exit>() {
                     next(status);

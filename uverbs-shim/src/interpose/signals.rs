@@ -17,8 +17,8 @@ type Signal = unsafe extern "C-unwind" fn(c_int, libc::sighandler_t) -> libc::si
 type Mask = unsafe extern "C-unwind" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
 
 /// Gives the guard the C library's function. Part of the initialization of this library.
-pub(super) fn found() {
-    // SAFETY: the type is that of the function.
+pub(super) fn install() {
+    // SAFETY: the type is the function's.
     if let Some(next) = unsafe { SIGACTION.get::<signals::Sigaction>() } {
         signals::use_sigaction(next);
     }
@@ -34,7 +34,7 @@ unsafe fn next<F: Copy>(place: &'static Next) -> Option<F> {
     unsafe {
         place.get().or_else(|| {
             place.find();
-            found();
+            install();
             place.get()
         })
     }
@@ -58,7 +58,7 @@ macro_rules! sigaction {
             new: *const libc::sigaction,
             old: *mut libc::sigaction,
         ) -> c_int {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 match next::<signals::Sigaction>(&SIGACTION) {
                     Some(_) if is_ours(signal) => signals::sigaction(signal, new, old),
@@ -105,7 +105,7 @@ macro_rules! signal {
             signal: c_int,
             handler: libc::sighandler_t,
         ) -> libc::sighandler_t {
-            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is the function's.
             unsafe {
                 match next::<Signal>(&$next) {
                     _ if is_ours(signal) => by_sigaction(signal, handler, $flags),
@@ -136,9 +136,9 @@ unsafe fn mask(next: Mask, how: c_int, set: *const libc::sigset_t, old: *mut lib
         if set.is_null() || how == libc::SIG_UNBLOCK {
             return next(how, set, old);
         }
-        let mut kept = *set;
-        signals::keep_unblocked(&mut kept);
-        next(how, &kept, old)
+        let mut unblocked = *set;
+        signals::keep_unblocked(&mut unblocked);
+        next(how, &unblocked, old)
     }
 }
 
@@ -149,7 +149,7 @@ pub unsafe extern "C-unwind" fn sigprocmask(
     set: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     unsafe {
         match next::<Mask>(&SIGPROCMASK) {
             Some(next) => mask(next, how, set, old),
@@ -165,7 +165,7 @@ pub unsafe extern "C-unwind" fn pthread_sigmask(
     set: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is the function's.
     unsafe {
         match next::<Mask>(&PTHREAD_SIGMASK) {
             Some(next) => mask(next, how, set, old),

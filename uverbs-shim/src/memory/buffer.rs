@@ -111,11 +111,11 @@ pub(crate) unsafe fn check(
     length: usize,
 ) -> Result<(), Errno> {
     // SAFETY: the caller promises an object, which is null or lives for the call.
-    let found = unsafe { object_of(buf) }?;
-    if found.domain != pd {
+    let buffer = unsafe { object_of(buf) }?;
+    if buffer.domain != pd {
         return refuse(call, libc::EINVAL, "the buffer was allocated for another protection domain");
     }
-    let (size, base) = (found.size, found.memory.as_ptr() as usize);
+    let (size, base) = (buffer.size, buffer.memory.as_ptr() as usize);
     match (address as usize).checked_sub(base) {
         Some(offset) if offset <= size && length <= size - offset => Ok(()),
         _ => refuse(
@@ -132,6 +132,6 @@ pub unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_export_buf_dmabuf_fd";
     // SAFETY: the contract: an object.
-    let found = unsafe { object_of(buf) };
-    minus_one(found.and_then(|_| refuse(CALL, libc::ENODATA, "the buffer is ordinary memory")))
+    let buffer = unsafe { object_of(buf) };
+    minus_one(buffer.and_then(|_| refuse(CALL, libc::ENODATA, "the buffer is ordinary memory")))
 }

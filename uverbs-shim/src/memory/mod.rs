@@ -58,7 +58,7 @@ fn writes(access: Access) -> bool {
 }
 
 /// A requested registration.
-struct Wanted {
+struct RegistrationRequest {
     address: *mut c_void,
     length: usize,
     /// Address of the first byte in work requests and for peers; `None`: its virtual address.
@@ -66,7 +66,7 @@ struct Wanted {
     access: Access,
 }
 
-impl Wanted {
+impl RegistrationRequest {
     fn memory(&self, call: &'static str) -> Result<HostMemory, Errno> {
         // Rights are checked before memory, as in the kernel (`ib_check_mr_access`).
         let remote_writes = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
@@ -99,13 +99,13 @@ impl Wanted {
     }
 }
 
-fn register(call: &'static str, pd: *mut ibv_pd, wanted: &Wanted) -> Result<*mut ibv_mr, Errno> {
+fn register(call: &'static str, pd: *mut ibv_pd, wanted: &RegistrationRequest) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: the contract: an object.
-    let found = unsafe { object_of(pd) }?;
+    let domain = unsafe { object_of(pd) }?;
     let memory = wanted.memory(call)?;
-    let made = found.domain.register_memory_at(memory, wanted.start(), wanted.access);
+    let made = domain.domain.register_memory_at(memory, wanted.start(), wanted.access);
     let region = made.map_err(device(call))?;
-    new_mr(pd, found, region, (wanted.address, wanted.length), None)
+    new_mr(pd, domain, region, (wanted.address, wanted.length), None)
 }
 
 fn new_mr(
@@ -164,10 +164,9 @@ pub unsafe extern "C" fn ibv_reg_mr(
     flags: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
-    pointer(
-        access("ibv_reg_mr", flags as c_uint)
-            .and_then(|access| register("ibv_reg_mr", pd, &Wanted { address, length, iova: None, access })),
-    )
+    pointer(access("ibv_reg_mr", flags as c_uint).and_then(|access| {
+        register("ibv_reg_mr", pd, &RegistrationRequest { address, length, iova: None, access })
+    }))
 }
 
 /// Registers memory, with `iova` as address of the first byte in work requests.
@@ -197,7 +196,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pointer(access("ibv_reg_mr", flags).and_then(|access| {
         let zero_based = access.contains(Access::ZERO_BASED);
         let iova = (!zero_based).then_some(iova);
-        register("ibv_reg_mr", pd, &Wanted { address, length, iova, access })
+        register("ibv_reg_mr", pd, &RegistrationRequest { address, length, iova, access })
     }))
 }
 
@@ -282,7 +281,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
                 return refuse("ibv_rereg_mr", libc::EINVAL, "new memory at a null address, or of no bytes");
             }
             let access = change.unwrap_or(region.access());
-            Some(Wanted { address, length, iova: None, access }.memory("ibv_rereg_mr")?)
+            Some(RegistrationRequest { address, length, iova: None, access }.memory("ibv_rereg_mr")?)
         } else {
             None
         };

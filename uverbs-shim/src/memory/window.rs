@@ -64,12 +64,12 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     // SAFETY: the contract: objects, and a structure with the same fields in all releases.
     code(unsafe {
         object_of(qp).and_then(|qp| {
-            let found = object_of(mw)?;
+            let mw_object = object_of(mw)?;
             let info = &raw const (*bind).bind_info;
             let (mr, address, length) = ((*info).mr, (*info).addr, (*info).length);
             let range_access = window_access("ibv_bind_mw", (*info).mw_access_flags)?;
             let flags = send_flags("ibv_bind_mw", (*bind).send_flags)?;
-            let mut window = lock(&found.window);
+            let mut window = lock(&mw_object.window);
             if window.kind() != MwType::One {
                 return refuse(
                     "ibv_bind_mw",

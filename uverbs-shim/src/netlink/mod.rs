@@ -1,7 +1,7 @@
 //! Netlink for RDMA devices (`NETLINK_RDMA`), served here if the kernel does not support it (`EPROTONOSUPPORT`).
 //!
 //! `rdma` of iproute2, UCX and others query devices by this family. A program that opens such a socket gets a `NETLINK_USERSOCK` socket,
-//! which every kernel has. The kernel handles all calls on it except sending. A request sent to the kernel is answered at once, by messages
+//! which every kernel has. The kernel handles all calls on it except sending. A request sent to the kernel is answered immediately, by messages
 //! from another such socket, so `poll`, timeouts and truncation work as usual. If the kernel supports RDMA, nothing is redirected.
 
 pub(crate) mod nldev;
@@ -24,7 +24,7 @@ use crate::device::settings::{interface, node_guid, settings};
 /// Descriptors that can be redirected. Sockets with higher numbers are not served.
 const LIMIT: usize = 1 << 16;
 static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
-/// Receive buffer size. A dump is queued completely at once, unlike the kernel's, which is sent piece by piece.
+/// Receive buffer size. A dump is queued completely in one go, unlike the kernel's, which is sent piece by piece.
 const ROOM: c_int = 1 << 22;
 /// Maximum buffer space of a datagram, as a multiple of its length.
 const OVERHEAD: usize = 4;
@@ -133,18 +133,18 @@ const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_nl>() as libc::socklen
 
 /// Returns the port ID of a socket. Without one, the socket is bound first, as the kernel does on a send.
 fn port(fd: c_int) -> Option<u32> {
-    let ask = || {
+    let query = || {
         let (mut name, mut length) = (address(0), ADDRESS);
         // SAFETY: room for an address, and its size.
         let result = unsafe { libc::getsockname(fd, (&raw mut name).cast(), &raw mut length) };
         (result == 0).then_some(name.nl_pid)
     };
-    match ask()? {
+    match query()? {
         0 => {
             let any = address(0);
             // SAFETY: an address, and its size.
             let result = unsafe { libc::bind(fd, (&raw const any).cast(), ADDRESS) };
-            if result == 0 { ask() } else { None }
+            if result == 0 { query() } else { None }
         }
         port => Some(port),
     }
@@ -256,11 +256,11 @@ mod tests {
         let qps = vec![nldev::Qp { remote: Some(1), ..nldev::Qp::default() }; 2000];
         let device = nldev::Device { name: "roxie0".into(), qps, ..nldev::Device::default() };
         // Request of a dump of queue pairs: length, type, flags, sequence, port; the device's index.
-        let mut asked = Vec::new();
+        let mut request = Vec::new();
         for word in [24u32, 5 << 10 | 10 | 0x301 << 16, 7, 0, 8 | 1 << 16, 0] {
-            asked.extend(word.to_ne_bytes());
+            request.extend(word.to_ne_bytes());
         }
-        let answers = nldev::answers(&asked, Some(&device));
+        let answers = nldev::answers(&request, Some(&device));
         deliver(port(fd).unwrap(), fitting(&answers, usize::MAX));
         let mut buffer = [0u8; 8192];
         for expected in &answers {

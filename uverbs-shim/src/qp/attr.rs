@@ -246,17 +246,17 @@ mod tests {
         let attr =
             ibv_qp_attr { qp_state: 3, dest_qp_num: 5, rq_psn: 6, sq_psn: 7, ..ibv_qp_attr::default() };
         let before = nldev::Qp { state: 1, remote: Some(2), rq_psn: 3, sq_psn: 4, ..nldev::Qp::default() };
-        let told = |given: u32| {
+        let published = |given: u32| {
             let mut qp = before;
             // SAFETY: all attributes are valid.
             unsafe { publish(&mut qp, &raw const attr, given) };
             (qp.state, qp.remote, qp.rq_psn, qp.sq_psn)
         };
-        assert_eq!(told(0), (1, Some(2), 3, 4));
-        assert_eq!(told(mask::IBV_QP_STATE), (3, Some(2), 3, 4));
-        assert_eq!(told(mask::IBV_QP_DEST_QPN), (1, Some(5), 3, 4));
-        assert_eq!(told(mask::IBV_QP_RQ_PSN), (1, Some(2), 6, 4));
-        assert_eq!(told(mask::IBV_QP_SQ_PSN), (1, Some(2), 3, 7));
-        assert_eq!(told(!0), (3, Some(5), 6, 7));
+        assert_eq!(published(0), (1, Some(2), 3, 4));
+        assert_eq!(published(mask::IBV_QP_STATE), (3, Some(2), 3, 4));
+        assert_eq!(published(mask::IBV_QP_DEST_QPN), (1, Some(5), 3, 4));
+        assert_eq!(published(mask::IBV_QP_RQ_PSN), (1, Some(2), 6, 4));
+        assert_eq!(published(mask::IBV_QP_SQ_PSN), (1, Some(2), 3, 7));
+        assert_eq!(published(!0), (3, Some(5), 6, 7));
     }
 }

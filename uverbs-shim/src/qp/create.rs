@@ -31,7 +31,7 @@ use crate::srq::{self, Endpoints};
 const SGE_BYTES: u32 = 16;
 
 /// Requested attributes, from either structure.
-struct Wanted {
+struct QpRequest {
     call: &'static str,
     user: *mut c_void,
     uses: Endpoints,
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
     }
     // SAFETY: the contract: objects and attributes.
     unsafe {
-        let wanted = Wanted {
+        let wanted = QpRequest {
             call: "ibv_create_qp",
             user: (*attr).qp_context,
             uses: Endpoints {
@@ -93,7 +93,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 
 /// # Safety
 /// The contract: the attributes that `comp_mask` says are present.
-unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
+unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<QpRequest, Errno> {
     const CALL: &str = "ibv_create_qp_ex";
     const KNOWN: u32 = mask::IBV_QP_INIT_ATTR_PD
         | mask::IBV_QP_INIT_ATTR_XRCD
@@ -139,7 +139,7 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
         };
         let pd = if has(mask::IBV_QP_INIT_ATTR_PD) { (*attr).pd } else { null_mut() };
         let xrcd = if has(mask::IBV_QP_INIT_ATTR_XRCD) { (*attr).xrcd } else { null_mut() };
-        Ok(Wanted {
+        Ok(QpRequest {
             call: CALL,
             user: (*attr).qp_context,
             uses: Endpoints {
@@ -174,7 +174,7 @@ fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
     }
 }
 
-fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps), Errno> {
+fn create(of: *mut ibv_context, wanted: &QpRequest) -> Result<(*mut QpFace, QpCaps), Errno> {
     let kind = qp_type(wanted.call, wanted.kind)?;
     let (flags, supported) = (wanted.operations.unwrap_or(0), post_ex::operations(kind));
     if flags & !supported != 0 {
@@ -244,7 +244,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     Ok((qp, caps))
 }
 
-fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
+fn face(of: *mut ibv_context, wanted: &QpRequest, qpn: u32) -> QpFace {
     let mut face = QpFace { ex: ibv_qp_ex::default(), later: [0; LATER] };
     let base = &mut face.ex.qp_base;
     base.context = of;

@@ -26,20 +26,20 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    let found = match unsafe { object_of(qp) } {
-        Ok(found) => found,
+    let object = match unsafe { object_of(qp) } {
+        Ok(object) => object,
         Err(errno) => {
             // SAFETY: the contract: a place for a pointer, or null.
             unsafe { put(bad, first) };
             return code_of(errno);
         }
     };
-    found.turn.take();
+    object.turn.take();
     let (mut wr, mut staged, mut result) = (first, 0, 0);
     while !wr.is_null() {
         // SAFETY: the contract: a work request of a release that knows its opcode, in a null-terminated list.
         unsafe {
-            if let Err(errno) = stage(found, wr, staged) {
+            if let Err(errno) = stage(object, wr, staged) {
                 put(bad, wr);
                 result = errno;
                 break;
@@ -49,9 +49,9 @@ pub(crate) unsafe extern "C" fn post_send(
         staged += 1;
     }
     if staged > 0 {
-        found.pair.publish(staged);
+        object.pair.publish(staged);
     }
-    found.turn.give_back();
+    object.turn.give_back();
     code_of(result)
 }
 

@@ -1,6 +1,6 @@
 //! Work requests step by step: `ibv_wr_start`, an operation, its data, the next operation, `ibv_wr_complete`.
 //!
-//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of them at once; after
+//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of them together; after
 //! an abort, none. Between start and complete or abort, the caller holds the QP's turn.
 
 use std::ffi::{c_int, c_void};
@@ -55,8 +55,8 @@ impl Batch {
 unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
     // SAFETY: the caller holds the turn, so it has exclusive access to the batch.
     unsafe {
-        if let Ok(found) = object_of(qp) {
-            work(found, &mut *found.builder.0.get());
+        if let Ok(object) = object_of(qp) {
+            work(object, &mut *object.builder.0.get());
         }
     }
 }
@@ -128,9 +128,9 @@ pub(crate) fn offer(qp: &mut ibv_qp_ex, operations: u64) {
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: the contract: an object. The turn is taken before the batch is accessed.
     unsafe {
-        if let Ok(found) = object_of(qp) {
-            found.turn.take();
-            let batch = &mut *found.builder.0.get();
+        if let Ok(object) = object_of(qp) {
+            object.turn.take();
+            let batch = &mut *object.builder.0.get();
             (batch.staged, batch.current, batch.error) = (0, None, None);
         }
     }

@@ -152,22 +152,22 @@ unsafe fn create(
 ) -> Result<*mut ibv_srq, Errno> {
     // SAFETY: the caller promises an object, attributes of all releases, and objects for XRC if they are given.
     unsafe {
-        let found = object_of(pd)?;
+        let pd_object = object_of(pd)?;
         let (wrs, sges) = ((*attr).max_wr, (*attr).max_sge);
         if wrs == 0 {
             return refuse(call, libc::EINVAL, "max_wr = 0: a queue holds one receive at least");
         }
         let made = match xrc {
-            None => found.domain.create_srq(wrs, sges),
+            None => pd_object.domain.create_srq(wrs, sges),
             Some((xrcd, cq)) => {
-                found.domain.create_xrc_srq(wrs, sges, &object_of(xrcd)?.domain, &object_of(cq)?.queue)
+                pd_object.domain.create_xrc_srq(wrs, sges, &object_of(xrcd)?.domain, &object_of(cq)?.queue)
             }
         };
         let queue = made.map_err(device(call))?;
         let of = (*pd).context;
         let nic = context(of)?;
         let source = Source::Srq(queue.index().0);
-        let domain = InDomain::new(found);
+        let domain = InDomain::new(pd_object);
         if let Some((xrcd, cq)) = xrc {
             object_of(xrcd)?.users.add();
             object_of(cq)?.users.add();
@@ -283,7 +283,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// Opens an XRC domain: that of a file, or a new one.
+/// Opens the XRC domain of a file, or a new one.
 pub(crate) unsafe extern "C" fn open_xrcd(
     of: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,

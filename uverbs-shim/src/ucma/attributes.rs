@@ -94,10 +94,10 @@ fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> 
 
 fn rts(agreed: &Parameters, timeout: u8) -> ib_uverbs_qp_attr {
     let mut given = mask::IBV_QP_STATE | mask::IBV_QP_SQ_PSN;
-    if agreed.asks() || agreed.answers() {
+    if agreed.is_requester() || agreed.answers() {
         given |= mask::IBV_QP_TIMEOUT;
     }
-    if agreed.asks() {
+    if agreed.is_requester() {
         given |= mask::IBV_QP_RETRY_CNT | mask::IBV_QP_RNR_RETRY | mask::IBV_QP_MAX_QP_RD_ATOMIC;
     }
     ib_uverbs_qp_attr {

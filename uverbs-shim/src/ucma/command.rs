@@ -114,61 +114,61 @@ impl Command<'_> {
 
     unsafe fn create_id(&self) -> Result<(), Errno> {
         self.needs(size_of::<rdma_ucm_create_id_resp>())?;
-        let told: rdma_ucm_create_id = self.structure();
-        let space = Space::from_code(told.ps).ok_or(libc::EINVAL)?;
+        let request: rdma_ucm_create_id = self.structure();
+        let space = Space::from_code(request.ps).ok_or(libc::EINVAL)?;
         let made = Made {
-            uid: told.uid,
+            uid: request.uid,
             channel: self.channel,
             space,
-            qp_type: space.qp_type(told.qp_type),
+            qp_type: space.qp_type(request.qp_type),
             psn: State::psn(self.process.random()),
         };
         let id = self.process.state().create(made)?;
         // SAFETY: the command's address for its response is null, or has the room that its header says.
-        unsafe { self.answer(told.response, &rdma_ucm_create_id_resp { id }) }
+        unsafe { self.answer(request.response, &rdma_ucm_create_id_resp { id }) }
     }
 
     unsafe fn destroy_id(&self) -> Result<(), Errno> {
         self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
-        let told: rdma_ucm_destroy_id = self.structure();
-        let events_reported = self.process.with(|state, cm| state.destroy(cm, self.channel, told.id))?;
+        let request: rdma_ucm_destroy_id = self.structure();
+        let events_reported = self.process.with(|state, cm| state.destroy(cm, self.channel, request.id))?;
         // SAFETY: the command's address for its response is null, or has the room that its header says.
-        unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
+        unsafe { self.answer(request.response, &rdma_ucm_destroy_id_resp { events_reported }) }
     }
 
     unsafe fn bind_ip(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_bind_ip = self.structure();
+        let request: rdma_ucm_bind_ip = self.structure();
         let at = offset_of!(rdma_ucm_bind_ip, addr);
         let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
-        self.process.bind_for_use(self.channel, told.id, address)
+        self.process.bind_for_use(self.channel, request.id, address)
     }
 
     unsafe fn bind(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_bind = self.structure();
-        let address = self.address(offset_of!(rdma_ucm_bind, addr), told.addr_size.into())?;
-        let address = address.filter(|_| told.reserved == 0).ok_or(libc::EINVAL)?;
-        self.process.bind_for_use(self.channel, told.id, address)
+        let request: rdma_ucm_bind = self.structure();
+        let address = self.address(offset_of!(rdma_ucm_bind, addr), request.addr_size.into())?;
+        let address = address.filter(|_| request.reserved == 0).ok_or(libc::EINVAL)?;
+        self.process.bind_for_use(self.channel, request.id, address)
     }
 
     unsafe fn resolve_ip(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_resolve_ip = self.structure();
+        let request: rdma_ucm_resolve_ip = self.structure();
         let length = size_of::<sockaddr_in6>();
         let source = self.address(offset_of!(rdma_ucm_resolve_ip, src_addr), length)?;
         let destination = self.address(offset_of!(rdma_ucm_resolve_ip, dst_addr), length)?;
         let destination = destination.ok_or(libc::EINVAL)?;
-        self.process.resolve_address(self.channel, told.id, source, destination, told.timeout_ms)
+        self.process.resolve_address(self.channel, request.id, source, destination, request.timeout_ms)
     }
 
     unsafe fn resolve_addr(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_resolve_addr = self.structure();
-        let source = match told.src_size {
+        let request: rdma_ucm_resolve_addr = self.structure();
+        let source = match request.src_size {
             0 => None,
             size => self.address(offset_of!(rdma_ucm_resolve_addr, src_addr), size.into())?,
         };
         let at = offset_of!(rdma_ucm_resolve_addr, dst_addr);
-        let destination = self.address(at, told.dst_size.into())?;
-        let destination = destination.filter(|_| told.reserved == 0).ok_or(libc::EINVAL)?;
-        self.process.resolve_address(self.channel, told.id, source, destination, told.timeout_ms)
+        let destination = self.address(at, request.dst_size.into())?;
+        let destination = destination.filter(|_| request.reserved == 0).ok_or(libc::EINVAL)?;
+        self.process.resolve_address(self.channel, request.id, source, destination, request.timeout_ms)
     }
 
     /// Reads a socket address from the structure.
@@ -178,36 +178,36 @@ impl Command<'_> {
     }
 
     unsafe fn resolve_route(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_resolve_route = self.structure();
+        let request: rdma_ucm_resolve_route = self.structure();
         let mtu = self.process.nic().device.largest_mtu();
-        self.process.state().resolve_route(self.channel, told.id, mtu)
+        self.process.state().resolve_route(self.channel, request.id, mtu)
     }
 
     unsafe fn query_route(&self) -> Result<(), Errno> {
         self.needs(offset_of!(rdma_ucm_query_route_resp, ibdev_index))?;
-        let told: rdma_ucm_query = self.structure();
-        let response = answer::route(self.process.state().id(self.channel, told.id)?);
+        let request: rdma_ucm_query = self.structure();
+        let response = answer::route(self.process.state().id(self.channel, request.id)?);
         // SAFETY: the command's address for its response is null, or has the room that its header says.
-        unsafe { self.answer(told.response, &response) }
+        unsafe { self.answer(request.response, &response) }
     }
 
     unsafe fn query(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_query = self.structure();
-        let id = self.process.state().id(self.channel, told.id)?.clone();
+        let request: rdma_ucm_query = self.structure();
+        let id = self.process.state().id(self.channel, request.id)?.clone();
         // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe {
-            match told.option {
+            match request.option {
                 RDMA_USER_CM_QUERY_ADDR => {
                     self.needs(offset_of!(rdma_ucm_query_addr_resp, ibdev_index))?;
-                    self.answer(told.response, &answer::address(&id))
+                    self.answer(request.response, &answer::address(&id))
                 }
                 RDMA_USER_CM_QUERY_GID => {
                     self.needs(offset_of!(rdma_ucm_query_addr_resp, ibdev_index))?;
-                    self.answer(told.response, &answer::gid(&id))
+                    self.answer(request.response, &answer::gid(&id))
                 }
                 RDMA_USER_CM_QUERY_PATH => {
                     self.needs(size_of::<rdma_ucm_query_path_resp>())?;
-                    put(told.response, &answer::path(&id, self.room))
+                    put(request.response, &answer::path(&id, self.room))
                 }
                 _ => Err(libc::ENOSYS),
             }
@@ -215,117 +215,118 @@ impl Command<'_> {
     }
 
     unsafe fn connect(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_connect = self.structure();
-        if self.body.len() < offset_of!(rdma_ucm_connect, ece) || told.conn_param.valid == 0 {
+        let request: rdma_ucm_connect = self.structure();
+        if self.body.len() < offset_of!(rdma_ucm_connect, ece) || request.conn_param.valid == 0 {
             return Err(libc::EINVAL);
         }
-        let wish = wish(&told.conn_param);
-        self.process.connected("rdma_connect", |state, cm| state.connect(cm, self.channel, told.id, &wish))
+        let wish = wish(&request.conn_param);
+        self.process.connected("rdma_connect", |state, cm| state.connect(cm, self.channel, request.id, &wish))
     }
 
     unsafe fn listen(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_listen = self.structure();
-        self.process.listen(self.channel, told.id, told.backlog)
+        let request: rdma_ucm_listen = self.structure();
+        self.process.listen(self.channel, request.id, request.backlog)
     }
 
     unsafe fn accept(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_accept = self.structure();
+        let request: rdma_ucm_accept = self.structure();
         if self.body.len() < offset_of!(rdma_ucm_accept, ece) {
             return Err(libc::EINVAL);
         }
-        let accepted = (told.conn_param.valid != 0).then(|| (told.uid, wish(&told.conn_param)));
-        self.process.connected("rdma_accept", |state, cm| state.accept(cm, self.channel, told.id, accepted))
+        let accepted = (request.conn_param.valid != 0).then(|| (request.uid, wish(&request.conn_param)));
+        self.process
+            .connected("rdma_accept", |state, cm| state.accept(cm, self.channel, request.id, accepted))
     }
 
     unsafe fn reject(&self) -> Result<(), Errno> {
         const VENDOR_OPTION: u16 = 35;
-        let told: rdma_ucm_reject = self.structure();
-        let reason = match u16::from(told.reason) {
+        let request: rdma_ucm_reject = self.structure();
+        let reason = match u16::from(request.reason) {
             0 => RejReason::CONSUMER,
             reason if reason == RejReason::CONSUMER.0 || reason == VENDOR_OPTION => RejReason(reason),
             _ => return Err(libc::EINVAL),
         };
-        let data = &told.private_data[..told.private_data_len.into()];
+        let data = &request.private_data[..request.private_data_len.into()];
         self.process
-            .connected("rdma_reject", |state, cm| state.reject(cm, self.channel, told.id, reason, data))
+            .connected("rdma_reject", |state, cm| state.reject(cm, self.channel, request.id, reason, data))
     }
 
     unsafe fn disconnect(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_disconnect = self.structure();
+        let request: rdma_ucm_disconnect = self.structure();
         self.process.with(|state, cm| match cm {
-            Some(mut cm) => state.disconnect(&mut cm, self.channel, told.id),
-            None => state.id_on_device(self.channel, told.id).and(Err(libc::EINVAL)),
+            Some(mut cm) => state.disconnect(&mut cm, self.channel, request.id),
+            None => state.id_on_device(self.channel, request.id).and(Err(libc::EINVAL)),
         })
     }
 
     unsafe fn init_qp_attr(&self) -> Result<(), Errno> {
         self.needs(size_of::<ib_uverbs_qp_attr>())?;
-        let told: rdma_ucm_init_qp_attr = self.structure();
-        let wanted = QpState::from_code(told.qp_state).ok_or(libc::EINVAL)?;
+        let request: rdma_ucm_init_qp_attr = self.structure();
+        let wanted = QpState::from_code(request.qp_state).ok_or(libc::EINVAL)?;
         let attributes = self.process.around(|around| {
             self.process
-                .with(|state, cm| state.attributes(cm.as_ref(), around, self.channel, told.id, wanted))
+                .with(|state, cm| state.attributes(cm.as_ref(), around, self.channel, request.id, wanted))
         })?;
         // SAFETY: the command's address for its response is null, or has the room that its header says.
-        unsafe { self.answer(told.response, &attributes) }
+        unsafe { self.answer(request.response, &attributes) }
     }
 
     unsafe fn set_option(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_set_option = self.structure();
-        self.process.state().id(self.channel, told.id)?;
-        match (told.level, told.optname) {
+        let request: rdma_ucm_set_option = self.structure();
+        self.process.state().id(self.channel, request.id)?;
+        match (request.level, request.optname) {
             (RDMA_OPTION_ID, name) => {
                 // SAFETY: the contract: as many bytes as the command says, of which at most a number is read.
-                let value = unsafe { number(told.optval, told.optlen) };
+                let value = unsafe { number(request.optval, request.optlen) };
                 let mut state = self.process.state();
-                super::options::set(state.id(self.channel, told.id)?, name, value)
+                super::options::set(state.id(self.channel, request.id)?, name, value)
             }
             (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => {
-                if told.optval == 0 {
+                if request.optval == 0 {
                     return Err(libc::EFAULT);
                 }
-                let length = (told.optlen as usize).min(PATHS * size_of::<ib_path_rec_data>() + 1);
+                let length = (request.optlen as usize).min(PATHS * size_of::<ib_path_rec_data>() + 1);
                 let mut records = vec![0; length];
                 // SAFETY: the contract: that many bytes are valid; copied before they are parsed.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(told.optval as *const u8, records.as_mut_ptr(), length)
+                    std::ptr::copy_nonoverlapping(request.optval as *const u8, records.as_mut_ptr(), length)
                 };
                 let largest = self.process.nic().device.largest_mtu();
-                self.process.state().take_path(self.channel, told.id, &records, largest)
+                self.process.state().take_path(self.channel, request.id, &records, largest)
             }
             _ => Err(libc::ENOSYS),
         }
     }
 
     unsafe fn notify(&self) -> Result<(), Errno> {
-        let told: rdma_ucm_notify = self.structure();
-        if told.event != ibv_event_type::IBV_EVENT_COMM_EST {
+        let request: rdma_ucm_notify = self.structure();
+        if request.event != ibv_event_type::IBV_EVENT_COMM_EST {
             return Err(libc::EINVAL);
         }
         self.process.with(|state, cm| match cm {
-            Some(mut cm) => state.established(&mut cm, self.channel, told.id),
-            None => state.id(self.channel, told.id).and(Err(libc::EINVAL)),
+            Some(mut cm) => state.established(&mut cm, self.channel, request.id),
+            None => state.id(self.channel, request.id).and(Err(libc::EINVAL)),
         })
     }
 
     unsafe fn join_ip_mcast(&self) -> Result<(), Errno> {
         self.needs(size_of::<rdma_ucm_create_id_resp>())?;
-        let told: rdma_ucm_join_ip_mcast = self.structure();
+        let request: rdma_ucm_join_ip_mcast = self.structure();
         let at = offset_of!(rdma_ucm_join_ip_mcast, addr);
         let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
         // SAFETY: `response` is the command's address for its response, for which the command's caller promises the room.
-        unsafe { self.join(told.id, told.uid, address, told.response) }
+        unsafe { self.join(request.id, request.uid, address, request.response) }
     }
 
     unsafe fn join_mcast(&self) -> Result<(), Errno> {
         self.needs(size_of::<rdma_ucm_create_id_resp>())?;
-        let told: rdma_ucm_join_mcast = self.structure();
-        let address = self.address(offset_of!(rdma_ucm_join_mcast, addr), told.addr_size.into())?;
-        let flags = u32::from(told.join_flags);
+        let request: rdma_ucm_join_mcast = self.structure();
+        let address = self.address(offset_of!(rdma_ucm_join_mcast, addr), request.addr_size.into())?;
+        let flags = u32::from(request.join_flags);
         let known = flags == RDMA_MC_JOIN_FLAG_FULLMEMBER || flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
         let address = address.filter(|_| known).ok_or(libc::EINVAL)?;
         // SAFETY: `response` is the command's address for its response, for which the command's caller promises the room.
-        unsafe { self.join(told.id, told.uid, address, told.response) }
+        unsafe { self.join(request.id, request.uid, address, request.response) }
     }
 
     unsafe fn join(&self, id: u32, uid: u64, address: SocketAddr, response: u64) -> Result<(), Errno> {
@@ -339,23 +340,23 @@ impl Command<'_> {
 
     unsafe fn leave_mcast(&self) -> Result<(), Errno> {
         self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
-        let told: rdma_ucm_destroy_id = self.structure();
-        let events_reported = self.process.state().leave(self.channel, told.id)?;
+        let request: rdma_ucm_destroy_id = self.structure();
+        let events_reported = self.process.state().leave(self.channel, request.id)?;
         // SAFETY: the command's address for its response is null, or has the room that its header says.
-        unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
+        unsafe { self.answer(request.response, &rdma_ucm_destroy_id_resp { events_reported }) }
     }
 
     unsafe fn migrate_id(&self) -> Result<(), Errno> {
         self.needs(size_of::<rdma_ucm_migrate_resp>())?;
-        let told: rdma_ucm_migrate_id = self.structure();
+        let request: rdma_ucm_migrate_id = self.structure();
         let mut state = self.process.state();
         // Descriptor of the file that the identifier belongs to.
         let from =
-            i32::try_from(told.fd).ok().and_then(|fd| state.descriptors.file(fd)).ok_or(libc::EINVAL)?;
-        let events_reported = state.migrate(from, self.channel, told.id)?;
+            i32::try_from(request.fd).ok().and_then(|fd| state.descriptors.file(fd)).ok_or(libc::EINVAL)?;
+        let events_reported = state.migrate(from, self.channel, request.id)?;
         drop(state);
         // SAFETY: the command's address for its response is null, or has the room that its header says.
-        unsafe { self.answer(told.response, &rdma_ucm_migrate_resp { events_reported }) }
+        unsafe { self.answer(request.response, &rdma_ucm_migrate_resp { events_reported }) }
     }
 }
 
@@ -364,11 +365,11 @@ impl Command<'_> {
 /// # Safety
 /// The contract: the response's address has the room that the header says.
 pub(super) unsafe fn give(event: &Event, (_, body, room): (u32, &[u8], usize)) -> Result<(), Errno> {
-    let told: rdma_ucm_get_event = read(body);
+    let request: rdma_ucm_get_event = read(body);
     let response = answer::event(event);
     let bytes = bytes_of(&response);
     // SAFETY: the response's address has the room that the header says, as the caller promises, and no more than that is written.
-    unsafe { put(told.response, &bytes[..bytes.len().min(room)]) }
+    unsafe { put(request.response, &bytes[..bytes.len().min(room)]) }
 }
 
 /// Minimum room for an event: its last fields were added later.
@@ -444,10 +445,11 @@ mod tests {
 
     #[test]
     fn connection_parameters_are_read_field_by_field() {
-        let mut told = read::<rdma_ucm_connect>(&[]).conn_param;
-        (told.qp_num, told.srq, told.responder_resources, told.initiator_depth) = (17, 1, 2, 3);
-        (told.retry_count, told.rnr_retry_count, told.private_data_len) = (5, 6, 3);
-        told.private_data[..4].copy_from_slice(b"ask!");
+        let mut parameters = read::<rdma_ucm_connect>(&[]).conn_param;
+        (parameters.qp_num, parameters.srq, parameters.responder_resources, parameters.initiator_depth) =
+            (17, 1, 2, 3);
+        (parameters.retry_count, parameters.rnr_retry_count, parameters.private_data_len) = (5, 6, 3);
+        parameters.private_data[..4].copy_from_slice(b"ask!");
         let wanted = ConnectionFacts {
             qpn: 17,
             srq: true,
@@ -458,8 +460,8 @@ mod tests {
             rnr_retry_count: 6,
             private_data: b"ask".to_vec(),
         };
-        assert_eq!(wish(&told), wanted);
-        (told.srq, told.flow_control) = (0, 1);
-        assert_eq!(wish(&told), ConnectionFacts { srq: false, flow_control: true, ..wanted });
+        assert_eq!(wish(&parameters), wanted);
+        (parameters.srq, parameters.flow_control) = (0, 1);
+        assert_eq!(wish(&parameters), ConnectionFacts { srq: false, flow_control: true, ..wanted });
     }
 }

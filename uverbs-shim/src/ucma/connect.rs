@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 
 use roxie::cm::{
-    AcceptOptions, CmError, ConnectRequest, ListenOn, Listener, LocalQp, ResolveAnswer, ResolveRequest,
-    Route, State as CmState,
+    AcceptOptions, CmError, ConnectRequest, ConnectionState, ListenOn, Listener, LocalQp, ResolveAnswer,
+    ResolveRequest, Route,
 };
 use roxie::wire::cm::{Ari, Kind, PrivateData, RejReason, SidrStatus};
 use roxie::wire::service_id::{CmaHeader, RDMA_UDP_QKEY, port_flow_label};
 use roxie::wire::{Gid, Qpn};
 
 use super::event::ConnectionFacts;
-use super::id::{Id, Stage, transport_of};
+use super::id::{Id, IdState, transport_of};
 use super::state::{Cm, State};
 use crate::base::object::Errno;
 use crate::base::report;
@@ -32,7 +32,7 @@ impl State {
         backlog: u32,
     ) -> Result<(), Errno> {
         let id = self.id(channel, handle)?;
-        let (Stage::Bound, Some(source)) = (id.stage, id.source) else { return Err(libc::EINVAL) };
+        let (IdState::Bound, Some(source)) = (id.stage, id.source) else { return Err(libc::EINVAL) };
         let (service, one_family) = (id.service(source.port()), id.options.one_family == Some(true));
         let on_device = id.on_device;
         let (space, port) = State::port_of(id).ok_or(libc::EINVAL)?;
@@ -49,7 +49,7 @@ impl State {
         self.by_listener.insert(listener, handle);
         let id = self.id(channel, handle)?;
         id.listeners.push(listener);
-        id.stage = Stage::Listen;
+        id.stage = IdState::Listen;
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl State {
     ) -> Result<(), Errno> {
         const CALL: &str = "rdma_connect";
         let id = self.id_on_device(channel, handle)?;
-        let (Stage::RouteResolved, Some(source), Some(destination)) = (id.stage, id.source, id.destination)
+        let (IdState::RouteResolved, Some(source), Some(destination)) = (id.stage, id.source, id.destination)
         else {
             return Err(libc::EINVAL);
         };
@@ -86,7 +86,7 @@ impl State {
             cm.manager.connect(cm.now, &request)
         };
         let comm = comm.map_err(errno(CALL))?;
-        (id.stage, id.comm) = (Stage::Connect, Some(comm));
+        (id.stage, id.comm) = (IdState::Connect, Some(comm));
         self.by_comm.insert(comm, handle);
         Ok(())
     }
@@ -104,7 +104,7 @@ impl State {
     ) -> Result<(), Errno> {
         const CALL: &str = "rdma_accept";
         let id = self.id_on_device(channel, handle)?;
-        let (Stage::Connect, Some(comm)) = (id.stage, id.comm) else { return Err(libc::EINVAL) };
+        let (IdState::Connect, Some(comm)) = (id.stage, id.comm) else { return Err(libc::EINVAL) };
         let done = match &accepted {
             Some((_, wish)) if id.is_datagram() => private_data(CALL, Kind::SidrRep, &[], &wish.private_data)
                 .and_then(|private_data| {
@@ -185,7 +185,7 @@ impl State {
         let id = self.id_on_device(channel, handle)?;
         let Some(comm) = id.comm else {
             // The connection existed and is over.
-            let over = matches!(id.stage, Stage::Connect | Stage::Disconnect);
+            let over = matches!(id.stage, IdState::Connect | IdState::Disconnect);
             return if over { Ok(()) } else { Err(libc::EINVAL) };
         };
         match cm.manager.disconnect(cm.now, comm, PrivateData::EMPTY) {
@@ -201,7 +201,7 @@ impl State {
     pub(super) fn established(&mut self, cm: &mut Cm<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
         let id = self.id_on_device(channel, handle)?;
         let Some(comm) = id.comm else { return Err(libc::EINVAL) };
-        if cm.manager.state(comm) == Some(CmState::Established) {
+        if cm.manager.state(comm) == Some(ConnectionState::Established) {
             return Err(libc::EISCONN);
         }
         cm.manager.established(comm).map_err(errno("rdma_notify"))

@@ -163,8 +163,8 @@ impl Channel {
     /// Removes pending events, with their counts.
     pub(super) fn take_back(&mut self, which: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let all = std::mem::take(&mut self.waiting);
-        let (taken, left): (Vec<_>, Vec<_>) = all.into_iter().partition(which);
-        self.waiting = left.into();
+        let (taken, remaining): (Vec<_>, Vec<_>) = all.into_iter().partition(which);
+        self.waiting = remaining.into();
         for _ in &taken {
             take_count_now(self.counter.as_fd());
         }

@@ -17,14 +17,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Result of a job's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum JobStep {
     Done,
     /// Call the job again at this time.
     Again(Instant),
 }
 
 /// A job, called step by step.
-pub(super) type Job = Box<dyn FnMut() -> Step + Send>;
+pub(super) type Job = Box<dyn FnMut() -> JobStep + Send>;
 
 /// The threads, started and ended on demand.
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ impl Work {
 }
 
 impl Finder {
-    /// Runs a job. The number of jobs is limited by that of identifiers.
+    /// Runs a job. The number of jobs is limited by the number of identifiers.
     ///
     /// # Errors
     /// `ENOMEM` if no thread could be started.
@@ -109,7 +109,7 @@ impl Shared {
                 drop(work);
                 let step = job();
                 work = self.work();
-                if let Step::Again(at) = step {
+                if let JobStep::Again(at) = step {
                     work.jobs.push((at, job));
                 }
                 continue;
@@ -139,7 +139,7 @@ mod tests {
     fn telling(done: Sender<i32>, number: i32) -> Job {
         Box::new(move || {
             done.send(number).unwrap();
-            Step::Done
+            JobStep::Done
         })
     }
 
@@ -148,7 +148,7 @@ mod tests {
     fn jobs_between_steps_occupy_no_thread() {
         const JOBS: i32 = 5 * THREADS as i32;
         let finder = Finder::default();
-        let (done, told) = channel();
+        let (done, receiver) = channel();
         let begun = Arc::new(AtomicI32::new(0));
         for number in 0..JOBS {
             let (begun, done) = (Arc::clone(&begun), done.clone());
@@ -156,15 +156,15 @@ mod tests {
             let job = move || {
                 let all = begun.fetch_add(i32::from(std::mem::take(&mut is_new)), Relaxed);
                 if all < JOBS {
-                    return Step::Again(Instant::now() + Duration::from_millis(1));
+                    return JobStep::Again(Instant::now() + Duration::from_millis(1));
                 }
                 done.send(number).unwrap();
-                Step::Done
+                JobStep::Done
             };
             finder.run(Box::new(job)).unwrap();
         }
         for _ in 0..JOBS {
-            told.recv_timeout(Duration::from_secs(10)).unwrap();
+            receiver.recv_timeout(Duration::from_secs(10)).unwrap();
         }
     }
 
@@ -175,16 +175,16 @@ mod tests {
         finder
             .run(Box::new(move || {
                 let _ = held.recv();
-                Step::Done
+                JobStep::Done
             }))
             .unwrap();
-        let (done, told) = channel();
+        let (done, receiver) = channel();
         for number in 0..20 {
             let done = done.clone();
             finder.run(telling(done, number)).unwrap();
         }
         let mut all: Vec<i32> =
-            (0..20).map(|_| told.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+            (0..20).map(|_| receiver.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
         all.sort_unstable();
         assert_eq!(all, (0..20).collect::<Vec<_>>());
         assert!(finder.0.work().threads <= THREADS);
@@ -195,11 +195,11 @@ mod tests {
     #[test]
     fn thread_with_work_is_not_counted_as_idle() {
         let finder = Finder::default();
-        let (done, told) = channel();
+        let (done, receiver) = channel();
         for number in 0..3 {
             let done = done.clone();
             finder.run(telling(done, number)).unwrap();
-            assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(number));
+            assert_eq!(receiver.recv_timeout(Duration::from_secs(10)), Ok(number));
             // The thread has finished its job, and waits for another.
             while finder.0.work().idle == 0 {
                 std::thread::yield_now();

@@ -13,7 +13,7 @@ use crate::device::settings;
 
 /// State of an identifier (`enum rdma_cm_state` of `cma.c`). Calls in the wrong state fail with `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum IdState {
     Idle,
     AddressQuery,
     AddressResolved,
@@ -35,7 +35,7 @@ pub(super) struct Options {
     pub(super) reuse_address: bool,
     /// Restricts the identifier to one address family; `None`: the system's default.
     pub(super) one_family: Option<bool>,
-    /// Local ACK timeout code; `None`: that of the path.
+    /// Local ACK timeout code; `None`: the path's.
     pub(super) ack_timeout: Option<u8>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Id {
     pub(super) channel: u64,
     pub(super) space: Space,
     pub(super) qp_type: ibv_qp_type::Type,
-    pub(super) stage: Stage,
+    pub(super) stage: IdState,
     pub(super) options: Options,
     pub(super) source: Option<SocketAddr>,
     pub(super) destination: Option<SocketAddr>,
@@ -97,7 +97,7 @@ impl Id {
             channel: made.channel,
             space: made.space,
             qp_type: made.qp_type,
-            stage: Stage::Idle,
+            stage: IdState::Idle,
             options: Options { service_type: settings::settings().service_type, ..Options::default() },
             source: None,
             destination: None,
@@ -129,19 +129,19 @@ impl Id {
     }
 }
 
-impl Stage {
+impl IdState {
     /// Returns iproute2's name of the state.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Stage::Idle => "IDLE",
-            Stage::AddressQuery => "ADDR_QUERY",
-            Stage::AddressResolved => "ADDR_RESOLVED",
-            Stage::RouteResolved => "ROUTE_RESOLVED",
-            Stage::Connect => "CONNECT",
-            Stage::Disconnect => "DISCONNECT",
-            Stage::Bound => "ADDR_BOUND",
-            Stage::Listen => "LISTEN",
-            Stage::Removed => "DEVICE_REMOVAL",
+            IdState::Idle => "IDLE",
+            IdState::AddressQuery => "ADDR_QUERY",
+            IdState::AddressResolved => "ADDR_RESOLVED",
+            IdState::RouteResolved => "ROUTE_RESOLVED",
+            IdState::Connect => "CONNECT",
+            IdState::Disconnect => "DISCONNECT",
+            IdState::Bound => "ADDR_BOUND",
+            IdState::Listen => "LISTEN",
+            IdState::Removed => "DEVICE_REMOVAL",
         }
     }
 }

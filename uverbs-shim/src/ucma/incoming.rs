@@ -9,7 +9,7 @@ use roxie::wire::cm::{CommId, Kind, Rep, Req, SidrRep, SidrReq, SidrStatus};
 use roxie::wire::service_id::CmaHeader;
 
 use super::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, Waiting, padded};
-use super::id::{Made, Path, Stage, answering_qp_type};
+use super::id::{IdState, Made, Path, answering_qp_type};
 use super::state::{Cm, State};
 use crate::abi::ibv_qp_type;
 use crate::base::report;
@@ -60,13 +60,13 @@ impl State {
         match event {
             CmEvent::Reply { reply, .. } => {
                 let facts = Facts::Connection(facts_of_reply(&reply));
-                self.tell(handle, EventType::ConnectResponse, 0, facts);
+                self.queue_event(handle, EventType::ConnectResponse, 0, facts);
             }
-            CmEvent::Established { .. } => self.tell(handle, EventType::Established, 0, Facts::None),
+            CmEvent::Established { .. } => self.queue_event(handle, EventType::Established, 0, Facts::None),
             CmEvent::Rejected { reject, .. } => {
                 let private_data = padded(&reject.private_data, REJ_ROOM);
                 let facts = Facts::Connection(ConnectionFacts { private_data, ..ConnectionFacts::default() });
-                self.tell(handle, EventType::Rejected, reject.reason.0.into(), facts);
+                self.queue_event(handle, EventType::Rejected, reject.reason.0.into(), facts);
             }
             CmEvent::Unreachable { why, unanswered, .. } => self.handle_unreachable(handle, why, unanswered),
             CmEvent::DisconnectRequested { .. } => self.handle_disconnect(handle, 0),
@@ -74,7 +74,7 @@ impl State {
                 let status = if how == HowDisconnected::NoAnswer { -libc::ETIMEDOUT } else { 0 };
                 self.handle_disconnect(handle, status);
             }
-            CmEvent::TimeWaitExit { .. } => self.tell(handle, EventType::TimeWaitExit, 0, Facts::None),
+            CmEvent::TimeWaitExit { .. } => self.queue_event(handle, EventType::TimeWaitExit, 0, Facts::None),
             CmEvent::Resolved { route, reply, .. } => self.handle_sidr_reply(around, handle, &route, &reply),
             CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } | CmEvent::Withdrawn { .. } => {}
         }
@@ -102,7 +102,7 @@ impl State {
                 );
                 libc::ECONNREFUSED
             }
-            WhyUnreachable::Silent { asked } => {
+            WhyUnreachable::Silent { sent: asked } => {
                 report::info(
                     "rdma_connect",
                     format_args!(
@@ -112,15 +112,15 @@ impl State {
                 libc::ETIMEDOUT
             }
         };
-        self.tell(handle, EventType::Unreachable, -status, Facts::None);
+        self.queue_event(handle, EventType::Unreachable, -status, Facts::None);
     }
 
     /// Reports the end of a connection once, whichever end caused it.
     fn handle_disconnect(&mut self, handle: u32, status: i32) {
         let Some(id) = self.ids.get_mut(handle) else { return };
-        if id.stage == Stage::Connect {
-            id.stage = Stage::Disconnect;
-            self.tell(handle, EventType::Disconnected, status, Facts::None);
+        if id.stage == IdState::Connect {
+            id.stage = IdState::Disconnect;
+            self.queue_event(handle, EventType::Disconnected, status, Facts::None);
         }
     }
 
@@ -245,7 +245,8 @@ impl State {
         if let Some(id) = self.ids.get_mut(child) {
             id.source = Some(SocketAddr::new(asked.route.local.to_ip(), port));
             id.destination = Some(SocketAddr::new(asked.header.source, asked.header.source_port));
-            (id.stage, id.on_device, id.comm, id.path) = (Stage::Connect, true, Some(asked.comm), asked.path);
+            (id.stage, id.on_device, id.comm, id.path) =
+                (IdState::Connect, true, Some(asked.comm), asked.path);
         }
         self.by_comm.insert(asked.comm, child);
         let event =
@@ -257,10 +258,10 @@ impl State {
     fn handle_sidr_reply(&mut self, around: &GidLookup<'_>, handle: u32, route: &Route, reply: &SidrRep) {
         if reply.status != SidrStatus::VALID {
             let facts = Facts::Datagram(DatagramFacts::default());
-            return self.tell(handle, EventType::Unreachable, reply.status.0.into(), facts);
+            return self.queue_event(handle, EventType::Unreachable, reply.status.0.into(), facts);
         }
         let Some(sgid_index) = (around.sgid_index)(route.source()) else {
-            return self.tell(handle, EventType::AddressError, -libc::EINVAL, Facts::None);
+            return self.queue_event(handle, EventType::AddressError, -libc::EINVAL, Facts::None);
         };
         let facts = Facts::Datagram(DatagramFacts {
             qpn: reply.qpn.value(),
@@ -268,7 +269,7 @@ impl State {
             ah_path: Some(AhPath::of(route, sgid_index)),
             private_data: padded(&reply.private_data, SIDR_REP_ROOM),
         });
-        self.tell(handle, EventType::Established, 0, facts);
+        self.queue_event(handle, EventType::Established, 0, facts);
     }
 }
 

@@ -85,7 +85,7 @@ fn open_file(flags: c_int) -> Result<c_int, Errno> {
 /// Runs a command written to a descriptor. Returns `None` if the descriptor is not one of the file's.
 ///
 /// # Safety
-/// The contract of `write`, and that of each command for its pointers.
+/// The contract of `write`, and the contract of each command for its pointers.
 pub(crate) unsafe fn write(fd: c_int, bytes: *const u8, count: usize) -> Option<isize> {
     // SAFETY: `write`'s contract, passed on to each.
     unsafe {

@@ -9,7 +9,7 @@ use roxie::wire::Gid;
 use roxie::wire::service_id::RDMA_UDP_QKEY;
 
 use super::event::{AhPath, DatagramFacts, Event, EventType, Facts, Waiting, gid_of};
-use super::id::Stage;
+use super::id::IdState;
 use super::incoming::GidLookup;
 use super::state::{Group, State};
 use crate::base::object::Errno;
@@ -35,7 +35,7 @@ impl State {
         address: SocketAddr,
     ) -> Result<u32, Errno> {
         let id = self.id_on_device(channel, handle)?;
-        let at_rest = matches!(id.stage, Stage::Bound | Stage::AddressResolved);
+        let at_rest = matches!(id.stage, IdState::Bound | IdState::AddressResolved);
         if !at_rest || !id.is_datagram() || !address.ip().is_multicast() {
             return Err(libc::EINVAL);
         }

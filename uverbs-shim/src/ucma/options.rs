@@ -1,6 +1,6 @@
 //! `rdma_set_option` at the level of identifiers.
 
-use super::id::{Id, Stage};
+use super::id::{Id, IdState};
 use crate::abi::{
     RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
 };
@@ -13,7 +13,7 @@ use crate::base::object::Errno;
 pub(super) fn set(id: &mut Id, name: u32, value: Option<(u32, u32)>) -> Result<(), Errno> {
     let byte = value.filter(|(length, _)| *length == 1).map(|(_, value)| value as u8).ok_or(libc::EINVAL);
     let flag = value.filter(|(length, _)| *length == 4).map(|(_, value)| value != 0).ok_or(libc::EINVAL);
-    let free = matches!(id.stage, Stage::Idle | Stage::Bound);
+    let free = matches!(id.stage, IdState::Idle | IdState::Bound);
     match name {
         RDMA_OPTION_ID_TOS => id.options.service_type = byte?,
         RDMA_OPTION_ID_REUSEADDR if flag? && !free => return Err(libc::EINVAL),
@@ -64,7 +64,7 @@ mod tests {
         };
         assert_eq!(id.options, all);
         // Sharing must be enabled before the port is held exclusively; it can be disabled at any time.
-        id.stage = Stage::Listen;
+        id.stage = IdState::Listen;
         assert_eq!(set(&mut id, RDMA_OPTION_ID_REUSEADDR, Some((4, 1))), Err(libc::EINVAL));
         assert_eq!(set(&mut id, RDMA_OPTION_ID_AFONLY, Some((4, 1))), Err(libc::EINVAL));
         assert_eq!(

@@ -40,6 +40,6 @@ pub(crate) fn read<T: Plain>(bytes: &[u8]) -> T {
 
 /// Returns the bytes of a structure.
 pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: a plain structure of the ABI without implicit padding, read as programs read those of the kernel.
+    // SAFETY: a plain structure of the ABI without implicit padding, read as programs read the kernel's.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }

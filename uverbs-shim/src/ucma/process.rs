@@ -21,8 +21,8 @@ use roxie::time::Nanos;
 use roxie::verbs::LocalGid;
 use roxie::wire::Gid;
 
-use super::finder::{Finder, Step};
-use super::id::Stage;
+use super::finder::{Finder, JobStep};
+use super::id::IdState;
 use super::incoming::GidLookup;
 use super::resolve::{Query, own_address};
 use super::state::{AddressOwner, Cm, Rules, State};
@@ -107,7 +107,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     // The parent's objects are leaked, because other code may still refer to them.
     let process: &'static Process = Box::leak(Box::new(process));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
-    process.nic.device.tell_cm_ids(Box::new(|| process.state().seen()));
+    process.nic.device.set_cm_ids(Box::new(|| process.state().seen()));
     watch_port(super::port_changed);
     Ok(process)
 }
@@ -119,8 +119,9 @@ fn outliver(slot: Option<&DeviceSlot>) -> Option<OrphanTable> {
         return Some(table);
     }
     let launcher = settings::settings().launcher.as_ref()?;
-    let told = |error| report::info("rdma_cm", format_args!("no launcher outlives this process: {error}"));
-    OrphanTable::register(launcher).map_err(told).ok()
+    let log_error =
+        |error| report::info("rdma_cm", format_args!("no launcher outlives this process: {error}"));
+    OrphanTable::register(launcher).map_err(log_error).ok()
 }
 
 /// Receives the connection manager's events for the process.
@@ -154,7 +155,7 @@ impl Process {
         RandomState::new().build_hasher().finish()
     }
 
-    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before that of the state.
+    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before the state's.
     pub(super) fn with<R>(&self, call: impl FnOnce(&mut State, Option<Cm<'_>>) -> R) -> R {
         match self.service.get() {
             Some(service) => service.with(|manager, _, now| {
@@ -276,7 +277,7 @@ impl Process {
 
     /// Listens. An unbound identifier is bound to all IPv4 addresses.
     pub(super) fn listen(&'static self, channel: u64, handle: u32, backlog: u32) -> Result<(), Errno> {
-        if self.state().id(channel, handle)?.stage == Stage::Idle {
+        if self.state().id(channel, handle)?.stage == IdState::Idle {
             self.bind_for_use(channel, handle, State::wildcard(true))?;
         }
         self.connected("rdma_listen", |state, cm| state.listen(cm, channel, handle, backlog))
@@ -297,7 +298,7 @@ impl Process {
         if source.is_some_and(|source| source.is_ipv4() != destination.is_ipv4()) {
             return Err(libc::EINVAL);
         }
-        if self.state().id(channel, handle)?.stage == Stage::Idle {
+        if self.state().id(channel, handle)?.stage == IdState::Idle {
             self.bind(channel, handle, source.unwrap_or_else(|| State::wildcard(destination.is_ipv4())))?;
         }
         let itself = self.itself(destination);
@@ -333,16 +334,16 @@ impl Process {
     }
 
     /// Advances a search by one step, and reports its end to the identifier.
-    fn step(&self, search: &mut Search) -> Step {
+    fn step(&self, search: &mut Search) -> JobStep {
         let query = search.query;
         let device = &self.nic.device;
         let local = device.local_gid_of(search.local.into());
         let give_up = || device.give_up(local, query.destination.ip().into(), 0);
         if !self.state().awaits(&query) {
             give_up();
-            return Step::Done;
+            return JobStep::Done;
         }
-        let found = match self.look(search) {
+        let result = match self.query_path(search) {
             Ok(true) => Ok(SocketAddr::new(search.local, query.source.port())),
             Err(errno) => Err(errno),
             Ok(false) => {
@@ -350,7 +351,7 @@ impl Process {
                 if now < search.until {
                     let pause = search.pause;
                     search.pause = (2 * pause).min(LONGEST_PAUSE);
-                    return Step::Again((now + pause).min(search.until));
+                    return JobStep::Again((now + pause).min(search.until));
                 }
                 give_up();
                 report::info(
@@ -364,12 +365,12 @@ impl Process {
                 Err(libc::ETIMEDOUT)
             }
         };
-        self.state().end_resolution(&query, found);
-        Step::Done
+        self.state().end_resolution(&query, result);
+        JobStep::Done
     }
 
     /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not answered yet.
-    fn look(&self, search: &Search) -> Result<bool, Errno> {
+    fn query_path(&self, search: &Search) -> Result<bool, Errno> {
         let (local, remote) = (search.local, search.query.destination.ip());
         if self.address_owner(local) != AddressOwner::Device {
             return report::refuse(
@@ -424,15 +425,15 @@ impl Process {
 
     /// Reports to all identifiers on the device if the interface was removed or the device has failed.
     pub(super) fn check_device(&'static self) {
-        let looking = move || {
+        let check = move || {
             let device = &self.nic.device;
             if device.has_failed() || Interface::by_name(&self.interface()).is_err() {
                 self.state().lose_device();
             }
-            Step::Done
+            JobStep::Done
         };
         // Without memory for a thread, the change is not reported.
-        let _ = self.finder.run(Box::new(looking));
+        let _ = self.finder.run(Box::new(check));
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use roxie::verbs::Mtu;
 
 use super::event::{EventType, Facts, gid_of};
-use super::id::{Path, Stage};
+use super::id::{IdState, Path};
 use super::state::State;
 use crate::abi::{IB_PATH_BIDIRECTIONAL, IB_PATH_GMP, IB_PATH_PRIMARY, ib_path_rec_data};
 use crate::base::object::Errno;
@@ -50,8 +50,8 @@ impl State {
     ) -> Result<Query, Errno> {
         let id = self.id(channel, handle)?;
         let source = id.source.filter(|source| source.is_ipv4() == destination.is_ipv4());
-        let (Stage::Bound, Some(source)) = (id.stage, source) else { return Err(libc::EINVAL) };
-        id.stage = Stage::AddressQuery;
+        let (IdState::Bound, Some(source)) = (id.stage, source) else { return Err(libc::EINVAL) };
+        id.stage = IdState::AddressQuery;
         id.destination = Some(destination);
         id.resolution = id.resolution.wrapping_add(1);
         Ok(Query { handle, resolution: id.resolution, source, destination })
@@ -60,7 +60,7 @@ impl State {
     /// Returns true while the result of a resolution is awaited: the identifier exists, and has not started another resolution.
     pub(super) fn awaits(&mut self, query: &Query) -> bool {
         let id = self.ids.get_mut(query.handle);
-        id.is_some_and(|id| (id.stage, id.resolution) == (Stage::AddressQuery, query.resolution))
+        id.is_some_and(|id| (id.stage, id.resolution) == (IdState::AddressQuery, query.resolution))
     }
 
     /// Cancels a resolution that could not be started.
@@ -68,7 +68,7 @@ impl State {
         if self.awaits(query)
             && let Some(id) = self.ids.get_mut(query.handle)
         {
-            id.stage = Stage::Bound;
+            id.stage = IdState::Bound;
         }
     }
 
@@ -80,13 +80,13 @@ impl State {
         let Some(id) = self.ids.get_mut(query.handle) else { return };
         match found {
             Ok(source) => {
-                (id.stage, id.on_device) = (Stage::AddressResolved, true);
+                (id.stage, id.on_device) = (IdState::AddressResolved, true);
                 self.settle(query.handle, source.ip());
-                self.tell(query.handle, EventType::AddressResolved, 0, Facts::None);
+                self.queue_event(query.handle, EventType::AddressResolved, 0, Facts::None);
             }
             Err(errno) => {
-                id.stage = Stage::Bound;
-                self.tell(query.handle, EventType::AddressError, -errno, Facts::None);
+                id.stage = IdState::Bound;
+                self.queue_event(query.handle, EventType::AddressError, -errno, Facts::None);
             }
         }
     }
@@ -97,7 +97,7 @@ impl State {
     /// `EINVAL` if the destination is not resolved.
     pub(super) fn resolve_route(&mut self, channel: u64, handle: u32, mtu: Mtu) -> Result<(), Errno> {
         let id = self.id_on_device(channel, handle)?;
-        if id.stage != Stage::AddressResolved {
+        if id.stage != IdState::AddressResolved {
             return Err(libc::EINVAL);
         }
         let path = Path {
@@ -110,8 +110,8 @@ impl State {
                 Some(timeout) => timeout - 1,
             },
         };
-        (id.stage, id.path) = (Stage::RouteResolved, Some(path));
-        self.tell(handle, EventType::RouteResolved, 0, Facts::None);
+        (id.stage, id.path) = (IdState::RouteResolved, Some(path));
+        self.queue_event(handle, EventType::RouteResolved, 0, Facts::None);
         Ok(())
     }
 
@@ -144,20 +144,20 @@ impl State {
         }
         let code = record[54] & SIX_BITS;
         let Some(mtu) = Mtu::from_code(code.into()).filter(|mtu| *mtu <= largest) else {
-            let told = format_args!(
+            let reason = format_args!(
                 "RDMA_OPTION_IB_PATH: path MTU code {code}, where the link has {} at most",
                 largest as u8
             );
-            return refuse(CALL, libc::EINVAL, told);
+            return refuse(CALL, libc::EINVAL, reason);
         };
-        if id.stage != Stage::AddressResolved {
+        if id.stage != IdState::AddressResolved {
             return Err(libc::EINVAL);
         }
         let hop_limit = if record[47] == 0 { HOP_LIMIT } else { record[47] };
         let (traffic_class, packet_lifetime) = (record[48], record[56] & SIX_BITS);
         id.path = Some(Path { mtu, hop_limit, traffic_class, packet_lifetime });
-        id.stage = Stage::RouteResolved;
-        self.tell(handle, EventType::RouteResolved, 0, Facts::None);
+        id.stage = IdState::RouteResolved;
+        self.queue_event(handle, EventType::RouteResolved, 0, Facts::None);
         Ok(())
     }
 }
@@ -167,6 +167,6 @@ fn primary(records: &[u8]) -> Option<&[u8; 64]> {
     const WANTED: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
     let (records, rest) = records.as_chunks::<{ size_of::<ib_path_rec_data>() }>();
     let flags = |record: &[u8]| record.first_chunk().map(|flags| u32::from_ne_bytes(*flags));
-    let found = records.iter().find(|record| flags(&record[..]) == Some(WANTED))?;
-    if rest.is_empty() { found.last_chunk() } else { None }
+    let matching = records.iter().find(|record| flags(&record[..]) == Some(WANTED))?;
+    if rest.is_empty() { matching.last_chunk() } else { None }
 }

@@ -1,6 +1,6 @@
 //! All identifiers, open files and ports of a process, and the operations on them that need no peer.
 //!
-//! Handles, states and error numbers are those of the kernel's `ucma.c` and `cma.c`.
+//! Handles, states and error numbers are as in the kernel's `ucma.c` and `cma.c`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use roxie::wire::cm::CommId;
 
 use super::descriptors::Descriptors;
 use super::event::{Channel, Event, EventType, Facts, Waiting};
-use super::id::{Id, Made, Stage};
+use super::id::{Id, IdState, Made};
 use super::ports::{Owner, Ports, Space};
 use super::sockaddr::any;
 use super::table::Table;
@@ -225,7 +225,7 @@ impl State {
         rules: &Rules,
     ) -> Result<(), Errno> {
         let id = self.id(channel, handle)?;
-        if id.stage != Stage::Idle {
+        if id.stage != IdState::Idle {
             return Err(libc::EINVAL);
         }
         // As in the kernel, a loopback address that is not a device's stands for all addresses (`cma_any_addr`): it reserves the port, and
@@ -252,7 +252,7 @@ impl State {
         let id = self.id(channel, handle)?;
         id.source = Some(SocketAddr::new(address.ip(), port)).map(|with_port| same_scope(with_port, address));
         id.options.one_family = Some(one_family);
-        (id.has_port, id.on_device, id.stage) = (true, specific, Stage::Bound);
+        (id.has_port, id.on_device, id.stage) = (true, specific, IdState::Bound);
         Ok(())
     }
 
@@ -307,7 +307,7 @@ impl State {
     }
 
     /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting it will fail.
-    pub(super) fn tell(&mut self, handle: u32, what: EventType, status: i32, facts: Facts) {
+    pub(super) fn queue_event(&mut self, handle: u32, what: EventType, status: i32, facts: Facts) {
         let Some(id) = self.ids.get(handle) else { return };
         if id.uid == 0 {
             return;
@@ -350,9 +350,9 @@ impl State {
             self.ids.iter().filter(|(_, id)| id.on_device).map(|(handle, _)| handle).collect();
         for handle in concerned {
             if let Some(id) = self.ids.get_mut(handle) {
-                (id.stage, id.on_device) = (Stage::Removed, false);
+                (id.stage, id.on_device) = (IdState::Removed, false);
             }
-            self.tell(handle, EventType::DeviceRemoval, 0, Facts::None);
+            self.queue_event(handle, EventType::DeviceRemoval, 0, Facts::None);
         }
     }
 

@@ -13,7 +13,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::MsgFlags;
 
 use super::super::hostile::{Hostile, Known};
-use super::super::{Stranger, create_counted_cq, hello, place};
+use super::super::{RawClient, create_counted_cq, hello, place};
 use super::bench::{Bench, borrowed, framed, message};
 use super::tally::Tally;
 use roxie::remote::message::{CLIENT_PROTOCOL, Request, Response};
@@ -23,7 +23,7 @@ use roxie_base::threads::lock;
 use roxie_nic::nic::Command;
 use roxie_nic::shared::Region;
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::remote_memory::pages::{Pages, State};
+use roxie_nic::shared::remote_memory::pages::{PageState, Pages};
 
 /// Another process that lends its memory, and may end at any moment.
 struct Other {
@@ -83,11 +83,11 @@ pub(super) struct Attacker {
 
 impl Attacker {
     pub(super) fn new(bench: &Bench, uid: u32, known: Known, seed: u64) -> Attacker {
-        let stranger = bench.admitted(0, uid).expect("let in");
-        let hostile = Hostile::of(stranger, known.clone(), seed);
+        let client = bench.admitted(0, uid).expect("let in");
+        let hostile = Hostile::of(client, known.clone(), seed);
         let (pages, tally) = (Pages::new(), Tally::default());
         let mut made = Attacker { uid, known, state: seed, hostile, pages, other: None, tally };
-        made.hostile.elsewhere = vec![made.pages.place()];
+        made.hostile.further = vec![made.pages.place()];
         made
     }
 
@@ -98,7 +98,7 @@ impl Attacker {
     /// Takes one action. Returns an error if the NIC granted something that belongs to another.
     pub(super) fn act(&mut self, bench: &Bench) -> Result<(), String> {
         if !self.is_served() {
-            self.come_again(bench);
+            self.reconnect(bench);
             return Ok(());
         }
         match self.below(64) {
@@ -124,7 +124,7 @@ impl Attacker {
     }
 
     fn is_served(&self) -> bool {
-        self.hostile.stranger.unthreaded.as_ref().is_some_and(|unthreaded| unthreaded.is_served())
+        self.hostile.client.unthreaded.as_ref().is_some_and(|unthreaded| unthreaded.is_served())
     }
 
     /// Ends the program and returns its tally. Nothing of it is left at the NIC.
@@ -133,10 +133,10 @@ impl Attacker {
         self.tally
     }
 
-    fn become_client(&mut self, stranger: Stranger) {
-        let hostile = Hostile::of(stranger, self.known.clone(), splitmix(&mut self.state));
+    fn become_client(&mut self, client: RawClient) {
+        let hostile = Hostile::of(client, self.known.clone(), splitmix(&mut self.state));
         let before = std::mem::replace(&mut self.hostile, hostile);
-        self.hostile.elsewhere = match &self.other {
+        self.hostile.further = match &self.other {
             Some(other) => other.places.clone(),
             None => vec![self.pages.place()],
         };
@@ -144,22 +144,22 @@ impl Attacker {
     }
 
     /// Reconnects after the NIC has ended the service.
-    fn come_again(&mut self, bench: &Bench) {
+    fn reconnect(&mut self, bench: &Bench) {
         self.other = None;
         let admitted = bench.admitted(0, self.uid);
         self.tally.note("coming again", admitted.is_ok());
-        if let Ok(stranger) = admitted {
-            self.become_client(stranger);
+        if let Ok(client) = admitted {
+            self.become_client(client);
         }
     }
 
-    /// Disconnects at once, possibly with an unanswered request.
+    /// Disconnects immediately, possibly with an unanswered request.
     fn hang_up(&mut self, bench: &Bench) {
         if self.below(2) == 0 {
-            let _ = self.hostile.stranger.link.send(&Request::Command(Command::AllocPd), &[]);
+            let _ = self.hostile.client.link.send(&Request::Command(Command::AllocPd), &[]);
         }
         self.tally.note("hanging up", true);
-        self.come_again(bench);
+        self.reconnect(bench);
     }
 
     /// Reconnects with the memory of another process, which ends some time.
@@ -170,9 +170,9 @@ impl Attacker {
         hello.secret = other.secret;
         let admitted = bench.greet(0, self.uid, &message(&hello), &borrowed(&fds));
         self.tally.note("another process", admitted.is_ok());
-        if let Ok(stranger) = admitted {
+        if let Ok(client) = admitted {
             self.other = Some(other);
-            self.become_client(stranger);
+            self.become_client(client);
         }
     }
 
@@ -199,12 +199,8 @@ impl Attacker {
     fn write_over_bells(&mut self) {
         for _ in 0..1 + self.below(16) {
             let (at, value) = (splitmix(&mut self.state) as usize, splitmix(&mut self.state));
-            let page = self
-                .hostile
-                .stranger
-                .unthreaded
-                .as_ref()
-                .map_or(&[][..], |unthreaded| unthreaded.page.words());
+            let page =
+                self.hostile.client.unthreaded.as_ref().map_or(&[][..], |unthreaded| unthreaded.page.words());
             page[at % page.len()].store(value >> (value & 63), Relaxed);
         }
         self.tally.note("bells that are written over", true);
@@ -212,19 +208,20 @@ impl Attacker {
 
     /// Closes the eventfd, and first makes it blocking: its flags apply to all duplicates.
     fn close_eventfd(&mut self) {
-        let stranger = &mut self.hostile.stranger;
+        let client = &mut self.hostile.client;
         let bells =
-            stranger.unthreaded.as_ref().and_then(|unthreaded| lock(&unthreaded.without_eventfd).take());
+            client.unthreaded.as_ref().and_then(|unthreaded| lock(&unthreaded.without_eventfd).take());
         self.tally.note("a closed eventfd", bells.is_some());
         if let Some(bells) = bells {
-            fcntl(stranger.fds[1].as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
-            stranger.bells = bells;
-            stranger.fds[1] = memfd_create("none", MFdFlags::empty()).expect("a file");
+            fcntl(client.fds[1].as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
+            client.bells = bells;
+            client.fds[1] = memfd_create("none", MFdFlags::empty()).expect("a file");
         }
     }
 
     fn change_pages(&mut self) {
-        const STATES: [State; 4] = [State::Writable, State::Readable, State::Protected, State::BehindTheEnd];
+        const STATES: [PageState; 4] =
+            [PageState::Writable, PageState::Readable, PageState::Protected, PageState::BehindTheEnd];
         let state = STATES[self.below(STATES.len())];
         self.pages.turn_into(state);
         self.tally.note(["pages writable", "readable", "protected", "behind the end"][state as usize], true);
@@ -257,8 +254,8 @@ impl Attacker {
             2 => Request::OrphanTable,
             _ => Request::Port,
         };
-        let sent = self.hostile.stranger.link.send(&request, &borrowed(&fds));
-        let reply = sent.and_then(|()| self.hostile.stranger.reply());
+        let sent = self.hostile.client.link.send(&request, &borrowed(&fds));
+        let reply = sent.and_then(|()| self.hostile.client.reply());
         self.tally.note("descriptors of any kind", matches!(reply, Ok(Some(Ok(_)))));
         if let Ok(Some(Ok(Response::Answer(answer)))) = reply {
             self.hostile.mine.note(&request, &answer);
@@ -267,7 +264,7 @@ impl Attacker {
 
     /// Takes a waiting event now and then; the others stay.
     fn take_event(&mut self) {
-        let Some(socket) = self.hostile.stranger.fds.get(2) else { return };
+        let Some(socket) = self.hostile.client.fds.get(2) else { return };
         fcntl(socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("its own");
         let mut bytes = [0; 16];
         let read = nix::unistd::read(socket, &mut bytes);
@@ -275,8 +272,8 @@ impl Attacker {
     }
 
     fn send(&mut self, bytes: &[u8]) -> bool {
-        let stranger = &self.hostile.stranger;
-        let socket = stranger.link.as_fd();
+        let client = &self.hostile.client;
+        let socket = client.link.as_fd();
         send_with(socket, bytes, &[], MsgFlags::MSG_DONTWAIT).is_ok()
     }
 
@@ -285,7 +282,7 @@ impl Attacker {
         let body: Vec<u8> = (0..self.below(80)).map(|_| splitmix(&mut self.state) as u8).collect();
         let lies = self.below(4) == 0;
         let bytes = if lies { [&[0xff, 0xff, 0xff, 0x7f], &body[..]].concat() } else { framed(&body) };
-        let answered = self.send(&bytes) && matches!(self.hostile.stranger.reply(), Ok(Some(_)));
+        let answered = self.send(&bytes) && matches!(self.hostile.client.reply(), Ok(Some(_)));
         self.tally.note(if lies { "a length that is a lie" } else { "any bytes" }, answered);
     }
 
@@ -298,7 +295,7 @@ impl Attacker {
             body[at] ^= 1 << bit;
         }
         // The program does not know what it was granted, so later answers are not checked against its list.
-        let answered = self.send(&framed(&body)) && matches!(self.hostile.stranger.reply(), Ok(Some(Ok(_))));
+        let answered = self.send(&framed(&body)) && matches!(self.hostile.client.reply(), Ok(Some(Ok(_))));
         self.tally.note("a bent request", answered);
         if answered {
             self.hostile.is_surprised = true;
@@ -311,8 +308,8 @@ impl Attacker {
         let whole = message(&request);
         let length = self.below(whole.len());
         self.send(&whole[..length]);
-        self.hostile.stranger.link.shut();
-        let answered = matches!(self.hostile.stranger.reply(), Ok(Some(_)));
+        self.hostile.client.link.shut();
+        let answered = matches!(self.hostile.client.reply(), Ok(Some(_)));
         self.tally.note("half of a request", answered);
     }
 }

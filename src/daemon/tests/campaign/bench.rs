@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::MsgFlags;
 
-use super::super::{CAPS, Config, PATIENCE, Quota, Stranger, hello};
+use super::super::{CAPS, Config, PATIENCE, Quota, RawClient, hello};
 use crate::account::Accounts;
 use crate::client::{Client, Session};
 use crate::registry::Users;
@@ -50,7 +50,7 @@ pub(in super::super) struct Bench {
     now: Nanos,
     turns: u64,
     /// Questions asked, each of which runs its NIC at least once.
-    asked: Arc<AtomicU64>,
+    requests: Arc<AtomicU64>,
 }
 
 /// A client of a NIC that no thread serves.
@@ -59,7 +59,7 @@ pub(in super::super) struct UnthreadedClient {
     client: Arc<Client>,
     /// `None` once the NIC serves it no more.
     session: Mutex<Option<Session>>,
-    asked: Arc<AtomicU64>,
+    requests: Arc<AtomicU64>,
     /// The words of its doorbell page.
     pub(super) page: Arc<Region>,
     /// Handles of the same bells, for use after the client has closed its eventfd.
@@ -70,13 +70,13 @@ impl UnthreadedClient {
     /// Runs the NIC for the client's next request, or for its end.
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
-        if let Some(asks) = session.as_mut()
-            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks)
+        if let Some(open) = session.as_mut()
+            && !answer_next(&Arc::downgrade(&self.inner), &self.client, open)
             && let Some(session) = session.take()
         {
             part_from(&Arc::downgrade(&self.inner), &self.client, session, None);
         }
-        self.asked.fetch_add(1, Relaxed);
+        self.requests.fetch_add(1, Relaxed);
     }
 
     pub(super) fn slot(&self) -> u8 {
@@ -128,17 +128,17 @@ impl Side {
     fn turn(&self, now: Nanos, tells_kept: bool) {
         self.engine().adjust(move |worker| worker.poll(now)).expect("a pass panicked");
         while let Ok(event) = self.raised.try_recv() {
-            self.inner.tell_of(Some(event));
+            self.inner.notify_of(Some(event));
         }
         if tells_kept {
-            self.inner.tell_of(None);
+            self.inner.notify_of(None);
         }
         // No thread does it here.
         let clients = lock(&self.inner.clients).clone();
         clients.iter().for_each(|client| client.notifier.take(|wake| client.wake(wake)));
     }
 
-    /// Runs a worker's steps to fall asleep, and to wake at once.
+    /// Runs a worker's steps to fall asleep, and to wake immediately.
     fn sleep(&self) {
         let bells = self.engine().inspect(|worker| worker.clients().clone());
         let sleep = bells.sleep_begins();
@@ -156,9 +156,9 @@ impl Bench {
         let limits = Limits::small();
         let (drive, seed) = (Drive::CallerOnly, Some(seed));
         let config = DeviceConfig { serves: true, drive, limits, seed, ..DeviceConfig::default() };
-        let (near, far) = Device::memory_pair(&config).expect("two devices");
-        let sides = [near, far].map(|device| Side::new(device, quota));
-        Bench { sides, now: Nanos::ZERO, turns: 0, asked: Arc::default() }
+        let (local, remote) = Device::memory_pair(&config).expect("two devices");
+        let sides = [local, remote].map(|device| Side::new(device, quota));
+        Bench { sides, now: Nanos::ZERO, turns: 0, requests: Arc::default() }
     }
 
     /// Runs each NIC once, after a turn's time and `later` more.
@@ -176,7 +176,7 @@ impl Bench {
 
     /// Returns the number of turns, including one for each request.
     pub(super) fn turns(&self) -> u64 {
-        self.turns + self.asked.load(Relaxed)
+        self.turns + self.requests.load(Relaxed)
     }
 
     /// Greets past the acceptor, with these bytes and descriptors, as this user. Returns the reason of a refusal.
@@ -186,7 +186,7 @@ impl Bench {
         uid: u32,
         bytes: &[u8],
         fds: &[BorrowedFd<'_>],
-    ) -> Result<Stranger, String> {
+    ) -> Result<RawClient, String> {
         let inner = &self.sides[side].inner;
         let (own, nics) = UnixStream::pair().expect("two sockets");
         send_with(own.as_fd(), bytes, &[], MsgFlags::empty()).map_err(|error| error.to_string())?;
@@ -198,13 +198,13 @@ impl Bench {
         let (pid, until) = (std::process::id(), Instant::now() + PATIENCE);
         let admitted = admit(&Arc::downgrade(inner), &Link::new(nics), (pid, uid), &hello, until);
         let link = Link::new(own);
-        let heard = link.receive::<Result<(), String>>().map_err(|error| error.to_string())?;
-        heard.ok_or("no answer")?.0?;
+        let verdict = link.receive::<Result<(), String>>().map_err(|error| error.to_string())?;
+        verdict.ok_or("no answer")?.0?;
         let received = link.receive::<Result<Welcome, String>>().map_err(|error| error.to_string())?;
         let (answer, fds) = received.ok_or("no answer")?;
         let (client, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;
         let session = Mutex::new(Some(session));
-        let (inner, asked) = (Arc::clone(inner), Arc::clone(&self.asked));
+        let (inner, requests) = (Arc::clone(inner), Arc::clone(&self.requests));
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let Welcome { slot, qps, .. } = answer.expect("let in");
         let map = |wake: OwnedFd| Doorbells::map(page.as_fd(), wake, qps).expect("its page");
@@ -213,12 +213,12 @@ impl Bench {
         let (without_eventfd, words) =
             (Mutex::new(Some(map(other.into()))), Region::map(page.as_fd(), BELLS));
         let page = words.expect("its page");
-        let unthreaded = Some(UnthreadedClient { inner, client, session, asked, page, without_eventfd });
-        Ok(Stranger { link, slot, unthreaded, fds, bells, arenas: Vec::new() })
+        let unthreaded = Some(UnthreadedClient { inner, client, session, requests, page, without_eventfd });
+        Ok(RawClient { link, slot, unthreaded, fds, bells, arenas: Vec::new() })
     }
 
     /// Greets as the library does.
-    pub(in super::super) fn admitted(&self, side: usize, uid: u32) -> Result<Stranger, String> {
+    pub(in super::super) fn admitted(&self, side: usize, uid: u32) -> Result<RawClient, String> {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
         let fds = RemoteMemory::descriptors().expect("this process's own");
         self.greet(side, uid, &message(&hello(&secret)), &borrowed(&fds))

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::super::{CAPS, Stranger, create_qp, place, receives_at};
+use super::super::{CAPS, RawClient, create_qp, place, receives_at};
 use super::bench::Bench;
 use roxie::remote::message::{Memory, Request, Response};
 use roxie_base::random::splitmix;
@@ -26,7 +26,7 @@ const COUNTER: usize = 192;
 const OLD: usize = 193;
 const HONEST: QpCaps = QpCaps { max_send_wr: 8, max_recv_wr: 8, ..CAPS };
 
-/// Returns the steps to RTS of a QP, given its own side and that of its peer.
+/// Returns the steps to RTS of a QP, given its own side and its peer's.
 pub(super) fn steps([own, other]: [usize; 2], dest_qpn: Qpn) -> [QpAttr; 3] {
     let gid = |side: usize| Gid::from(std::net::IpAddr::from([192, 0, 2, side as u8 + 1]));
     let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];
@@ -61,7 +61,7 @@ pub(super) fn steps([own, other]: [usize; 2], dest_qpn: Qpn) -> [QpAttr; 3] {
 
 /// One of the clients.
 struct End {
-    stranger: Stranger,
+    client: RawClient,
     pd: PdId,
     cq: CqIndex,
     qp: QpHandle,
@@ -76,12 +76,12 @@ struct End {
 
 impl End {
     fn new(bench: &Bench, side: usize, uid: u32, seed: u64) -> End {
-        let mut stranger = bench.admitted(side, uid).expect("let in");
-        stranger.arena(4096);
-        let (pd, cq) = (stranger.pd(), stranger.cq(0));
+        let mut client = bench.admitted(side, uid).expect("let in");
+        client.arena(4096);
+        let (pd, cq) = (client.pd(), client.cq(0));
         let init = QpInit { qp_type: QpType::Rc, caps: HONEST, sq_sig_all: true };
         let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
-        let made = stranger.request(create_qp(pd, (cq, cq), init, sends, receives));
+        let made = client.request(create_qp(pd, (cq, cq), init, sends, receives));
         let Ok(Response::Answer(Answer::Qp(qp))) = made else { panic!("{made:?}") };
         let mut state = seed;
         let image = [0; ALL].map(|_: u64| splitmix(&mut state));
@@ -89,18 +89,18 @@ impl End {
         let (address, length) = (memory.as_ptr() as u64, 8 * ALL as u64);
         let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
         let at = Memory::At { address, length, on_demand: false };
-        let made = stranger.request(Request::Memory(MemoryCommand::RegisterMemory {
+        let made = client.request(Request::Memory(MemoryCommand::RegisterMemory {
             pd,
             access,
             start: address,
             memory: at,
         }));
         let Ok(Response::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
-        let part = |at: usize, words| stranger.arenas[0].part(at, words).expect("inside");
+        let part = |at: usize, words| client.arenas[0].part(at, words).expect("inside");
         let completions = CompletionRing::on(&part(0, CompletionRing::size(8)), 8).expect("room");
         let sends = SendRing::on(&part(1024, SendRing::size(8, 1, 0)), 8, 1, 0).expect("room");
         let receives = RecvRing::on(&part(2048, RecvRing::size(8, 1)), 8, 1).expect("room");
-        End { stranger, pd, cq, qp, completions, sends, receives, memory, key, image }
+        End { client, pd, cq, qp, completions, sends, receives, memory, key, image }
     }
 
     fn address(&self, word: usize) -> u64 {
@@ -113,7 +113,7 @@ impl End {
 
     fn connect(&self, own: usize, peer: &End, other: usize) {
         for attr in steps([own, other], peer.qp.qpn) {
-            self.stranger.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a step");
+            self.client.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a step");
         }
     }
 
@@ -128,23 +128,23 @@ impl End {
     }
 
     /// Checks that the NIC answers the client's requests about its own objects.
-    fn asks(&self) {
-        match self.stranger.call(Command::QueryQp(self.qp.index)) {
+    fn check_requests(&self) {
+        match self.client.call(Command::QueryQp(self.qp.index)) {
             Ok(Answer::QpStatus(status)) => assert_eq!(status.state, QpState::Rts),
             other => panic!("{other:?}"),
         }
         let moderate = Command::ModerateCq { cq: self.cq, count: 0, period: roxie_base::time::Nanos::ZERO };
-        self.stranger.call(moderate).expect("its own");
+        self.client.call(moderate).expect("its own");
         let at = Memory::At { address: self.address(0), length: 8, on_demand: false };
         let (pd, access) = (self.pd, Access::empty());
-        match self.stranger.request(Request::Memory(MemoryCommand::RegisterMemory {
+        match self.client.request(Request::Memory(MemoryCommand::RegisterMemory {
             pd,
             access,
             start: 0,
             memory: at,
         })) {
             Ok(Response::Answer(Answer::Memory(mr, _))) => {
-                self.stranger.call(Command::DeregisterMemory(mr)).expect("its own");
+                self.client.call(Command::DeregisterMemory(mr)).expect("its own");
             }
             other => panic!("{other:?}"),
         }
@@ -173,7 +173,7 @@ impl Couple {
 
     /// Returns the clients' numbers, keys, addresses and slots, which others may know.
     pub(super) fn known(&self) -> impl Iterator<Item = (QpHandle, u32, u64, u8)> {
-        let slot = |end: &End| end.stranger.unthreaded.as_ref().map_or(0, |unthreaded| unthreaded.slot());
+        let slot = |end: &End| end.client.unthreaded.as_ref().map_or(0, |unthreaded| unthreaded.slot());
         self.ends.iter().map(move |end| (end.qp, end.key, end.address(0), slot(end)))
     }
 
@@ -227,7 +227,7 @@ impl Couple {
             let wr = SendWr { wr_id: round, opcode, remote_addr, rkey, compare_add: 3, ..SendWr::default() };
             from.sends.post(&wr, Payload::Sges(&[sge])).expect("room");
         }
-        from.stranger.bells.ring(from.qp.index);
+        from.client.bells.ring(from.qp.index);
         (self.since, self.due) = (Some(turns), [4, 1]);
     }
 
@@ -243,7 +243,7 @@ impl Couple {
         to.store(COUNTER, &[count.wrapping_add(3)]);
         from.is_as_it_was();
         to.is_as_it_was();
-        from.asks();
+        from.check_requests();
         self.since = None;
         self.exchanges += 1;
     }

@@ -1,4 +1,4 @@
-//! Hostile clients of several users beside well-behaved ones, in virtual time. Each execution is one action of a hostile client, in
+//! Hostile clients of several users next to well-behaved ones, in virtual time. Each execution is one action of a hostile client, in
 //! random order; the NICs run in between. There are no threads, so a seed decides everything.
 //!
 //! Checked invariants: memory and completions of well-behaved clients are as expected, each of their exchanges ends within
@@ -33,9 +33,9 @@ const EXECUTIONS: u64 = 100_000;
 const OF_A_SEED: u64 = 2_000;
 /// Maximum turns of an exchange. Measured: 62 at most in 10^7 executions.
 const MOST_TURNS: u64 = 200;
-/// Users of the hostile clients. The last is also that of a well-behaved one.
+/// Users of the hostile clients. The last is also the user of a well-behaved one.
 const USERS: [u32; 3] = [2000, 2001, 1000];
-/// Set in the process that runs one test alone, because the counts are those of the process.
+/// Set in the process that runs one test alone, because the process has one set of counts.
 const ALONE: &str = "ROXIE_TEST_ALONE";
 /// The service of a port number of `RDMA_PS_TCP`.
 const SERVICE: u64 = 0x0106_0000 + 7471;
@@ -182,7 +182,7 @@ fn run(seed: u64, executions: u64) -> Outcome {
     for (side, own) in bench.sides.iter().zip(own) {
         assert_eq!(side.objects(), own, "left of honest clients");
         assert!(side.accounts().are_empty(), "something is still charged");
-        assert_eq!(side.engine().inspect(|worker| worker.clients().pages_heard()), 0, "doorbell pages");
+        assert_eq!(side.engine().inspect(|worker| worker.clients().page_count()), 0, "doorbell pages");
     }
     drop(bench);
     assert_eq!(Held::now(), before, "what the process holds");
@@ -257,9 +257,9 @@ fn planted_bugs_of_a_nic_are_found() {
     EventCounter::prepare().expect("a kernel that counts for others");
     for bug in [PlantedBug::NamesOthersQps, PlantedBug::HearsTheGone] {
         PlantedBug::plant(Some(bug));
-        let found = (1..=SEEDS).find(|seed| catch_unwind(|| run(*seed, OF_A_SEED)).is_err());
+        let caught_by = (1..=SEEDS).find(|seed| catch_unwind(|| run(*seed, OF_A_SEED)).is_err());
         PlantedBug::plant(None);
-        println!("{bug:?}: found by seed {found:?}");
-        assert!(found.is_some(), "{bug:?} was not found in {SEEDS} seeds");
+        println!("{bug:?}: found by seed {caught_by:?}");
+        assert!(caught_by.is_some(), "{bug:?} was not found in {SEEDS} seeds");
     }
 }

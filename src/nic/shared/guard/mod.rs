@@ -27,7 +27,7 @@
 //! On processors other than x86-64 and aarch64, copies are Rust's own, without a guard, and under Miri as well, which interprets no
 //! assembly.
 //!
-//! Limitation: memory that was unmapped and mapped anew counts as present. Peers then write to whatever is mapped there now. An
+//! Limitation: memory that was unmapped and mapped again counts as present. Peers then write to whatever is mapped there now. An
 //! adapter would write to the pages that it has pinned, which are visible to no program any more.
 
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]

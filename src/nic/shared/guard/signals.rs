@@ -60,16 +60,16 @@ pub fn use_sigaction(found: Sigaction) {
 /// # Safety
 /// As for the C library's.
 unsafe fn system(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    let found = SIGACTION.load(Acquire);
-    if found.is_null() {
+    let function = SIGACTION.load(Acquire);
+    if function.is_null() {
         // SAFETY: the caller meets the C library's conditions: each pointer is null or a structure, and the function is the
         // library's.
         return unsafe { libc::sigaction(signal, new, old) };
     }
     // SAFETY: the pointer was stored from a function of this type.
-    let found = unsafe { mem::transmute::<*mut c_void, Sigaction>(found) };
+    let function = unsafe { mem::transmute::<*mut c_void, Sigaction>(function) };
     // SAFETY: the caller meets the C library's conditions, and this is that function under another name.
-    unsafe { found(signal, new, old) }
+    unsafe { function(signal, new, old) }
 }
 
 /// Installs the guard of copies, again if another handler precedes it by now. Also unblocks both signals for the calling thread,
@@ -135,8 +135,8 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     let turn = SignalLock::take();
     let mut now = default_action();
     // SAFETY: `now` has room for the action.
-    let asked = unsafe { system(signal, ptr::null(), &mut now) };
-    let Some(entry) = entry_of(&now).filter(|_| asked == 0) else {
+    let status = unsafe { system(signal, ptr::null(), &mut now) };
+    let Some(entry) = entry_of(&now).filter(|_| status == 0) else {
         drop(turn);
         // Another handler is in front, installed by a way that does not lead here.
         // SAFETY: the caller meets the C library's conditions, and `system` has the same.
@@ -196,7 +196,7 @@ unsafe extern "C-unwind" fn entry<const ENTRY: usize>(
 /// Handles a signal as the kernel would without this module.
 ///
 /// # Safety
-/// The arguments must be those of a handler.
+/// The arguments must be a handler's.
 unsafe fn pass_on(
     behind: &Behind,
     signal: c_int,

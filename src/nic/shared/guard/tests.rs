@@ -120,7 +120,7 @@ fn copy_to_unmapped_page_faults() {
 
 #[test]
 fn on_demand_region_covers_the_whole_address_space() {
-    // SAFETY: the bytes that are accessed are those of `word`, which nothing else accesses meanwhile.
+    // SAFETY: the bytes that are accessed are in `word`, which nothing else accesses meanwhile.
     let all = unsafe { HostMemory::on_demand(0, usize::MAX) };
     let mut word = 7u64;
     let at = (&raw mut word) as u64;
@@ -207,7 +207,7 @@ fn concurrently_protected_page_works_or_faults() {
     let pages = Pages::new();
     let [memory, _] = pages.memories();
     let done = AtomicBool::new(false);
-    let (mut there, mut gone) = (0, 0);
+    let (mut there, mut unmapped) = (0, 0);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
@@ -217,18 +217,18 @@ fn concurrently_protected_page_works_or_faults() {
                 thread::yield_now();
             }
         });
-        while (there < 20 || gone < 20) && there + gone < 10_000_000 {
+        while (there < 20 || unmapped < 20) && there + unmapped < 10_000_000 {
             match add(&memory, PAGE) {
                 Ok(before) => {
                     assert_eq!(before, there);
                     there += 1;
                 }
-                Err(_) => gone += 1,
+                Err(_) => unmapped += 1,
             }
         }
         done.store(true, Ordering::Release);
     });
-    assert!(there >= 20 && gone >= 20, "{there} there, {gone} gone");
+    assert!(there >= 20 && unmapped >= 20, "{there} there, {unmapped} gone");
 }
 
 #[test]
@@ -236,8 +236,8 @@ fn engine_thread_recovers_from_faults() {
     let pages = Pages::new();
     pages.unmap_second();
     let [memory, _] = pages.memories();
-    let (tell, told) = std::sync::mpsc::channel();
-    let copy = move || tell.send(memory.write(PAGE as u64, &[1; 8])).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let copy = move || sender.send(memory.write(PAGE as u64, &[1; 8])).unwrap();
     spawn_unsignalled("engine", copy).unwrap().join().unwrap();
-    assert!(told.recv().unwrap().is_err());
+    assert!(receiver.recv().unwrap().is_err());
 }

@@ -154,7 +154,7 @@ impl RemoteMemory {
         self.copier.get().is_some()
     }
 
-    /// True if copies have to wait for the thread. Copies of fenced memory fail at once in any thread.
+    /// True if copies have to wait for the thread. Copies of fenced memory fail immediately in any thread.
     pub fn waits_for_copier(&self) -> bool {
         self.has_copier() && !self.fenced.load(Relaxed)
     }
@@ -173,7 +173,7 @@ impl RemoteMemory {
         }
     }
 
-    /// True if copies were made promptly lately, so that the worker may wait a little for those of the batch that it hands over. The worker
+    /// True if copies were made promptly in the recent past, so that the worker may wait a little for the copies of the batch that it hands over. The worker
     /// asks once for each batch.
     pub fn is_prompt(&self) -> bool {
         let skipped = self.skipped.load(Relaxed);

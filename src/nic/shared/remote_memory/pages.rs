@@ -15,9 +15,9 @@ use crate::shared::HostMemory;
 /// Bytes of the pages: whole pages on every kernel.
 const LENGTH: usize = 1 << 16;
 
-/// State of the pages.
+/// PageState of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum PageState {
     /// Readable and writable.
     Writable,
     /// Readable.
@@ -54,13 +54,13 @@ impl Pages {
     }
 
     /// Changes what the pages are.
-    pub fn turn_into(&self, state: State) {
-        let length = if state == State::BehindTheEnd { 0 } else { LENGTH as u64 };
+    pub fn turn_into(&self, state: PageState) {
+        let length = if state == PageState::BehindTheEnd { 0 } else { LENGTH as u64 };
         self.file.set_len(length).expect("its own");
         let protection = match state {
-            State::Protected => ProtFlags::PROT_NONE,
-            State::Readable => ProtFlags::PROT_READ,
-            State::Writable | State::BehindTheEnd => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            PageState::Protected => ProtFlags::PROT_NONE,
+            PageState::Readable => ProtFlags::PROT_READ,
+            PageState::Writable | PageState::BehindTheEnd => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
         // SAFETY: the mapping is this object's own, and no instruction of the process touches its bytes.
         unsafe { mprotect(self.base, LENGTH, protection) }.expect("its own");

@@ -37,7 +37,7 @@ impl Drop for Server {
     }
 }
 
-/// A file that can be opened, and whose last user waits for ever when it asks about it or closes it.
+/// A file that can be opened, and whose last user waits forever when it asks about it or closes it.
 #[derive(Debug)]
 pub struct SilentFile {
     // Ends first: this process would wait as well.

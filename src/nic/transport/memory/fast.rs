@@ -1,6 +1,6 @@
 //! Fast registration: work requests give a region its pages and its key (IBTA 10.6.4, base memory management).
 
-use super::{KeyUser, Kind, LOCAL_USE, MemoryTable, Refusal, allowed, needs_local_write};
+use super::{KeyKind, KeyUser, LOCAL_USE, MemoryTable, Refusal, allowed, needs_local_write};
 use crate::shared::PageList;
 use crate::verbs::{Access, FastRegistration, MrIndex, PdId};
 
@@ -44,8 +44,8 @@ impl Translation {
         let place = offset.checked_add(self.first.into())?;
         let page = *self.pages.get(usize::try_from(place >> self.shift).ok()?)?;
         let within = place & ((1 << self.shift) - 1);
-        let left = (1u64 << self.shift) - within;
-        Some(Piece { offset: page + within, length: length.min(left.try_into().unwrap_or(usize::MAX)) })
+        let remaining = (1u64 << self.shift) - within;
+        Some(Piece { offset: page + within, length: length.min(remaining.try_into().unwrap_or(usize::MAX)) })
     }
 }
 
@@ -60,7 +60,7 @@ impl MemoryTable {
         memory_len: u64,
         misalignment: u8,
     ) -> Option<(MrIndex, u32)> {
-        let index = self.insert(pd, Kind::Fast { windows: 0 })?;
+        let index = self.insert(pd, KeyKind::Fast { windows: 0 })?;
         let pages = vec![0; list.capacity() as usize].into();
         let translation = Translation { list, memory_len, misalignment, pages, shift: 12, first: 0 };
         self.translations[usize::from(index)] = Some(Box::new(translation));
@@ -91,7 +91,7 @@ impl MemoryTable {
         if (entry.key ^ asked.key.0) >> 8 != 0 {
             return Err(Refusal::UnknownKey);
         }
-        if !matches!(entry.kind, Kind::Fast { .. }) {
+        if !matches!(entry.kind, KeyKind::Fast { .. }) {
             return Err(Refusal::WrongKind);
         }
         if entry.pd != user.pd {

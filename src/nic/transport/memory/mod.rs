@@ -120,9 +120,9 @@ const LOCAL_USE: u32 = 1 << 31;
 /// No particular QP.
 const ANY_QP: u32 = u32::MAX;
 
-/// Kind of an entry, with the state of this kind.
+/// KeyKind of an entry, with the state of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum KeyKind {
     Region { windows: u32 },
     Fast { windows: u32 },
     Window1(window::One),
@@ -142,7 +142,7 @@ struct Entry {
     /// Place of the first byte.
     base: Span,
     misalignment: u8,
-    kind: Kind,
+    kind: KeyKind,
 }
 
 /// All regions and windows of a NIC.
@@ -178,7 +178,7 @@ impl MemoryTable {
     /// Registers memory. Returns its index and its key, which is both lkey and rkey; `access` decides whether peers may
     /// use it. Returns `None` if the table is full.
     pub fn register(&mut self, spec: &RegionSpec) -> Option<(MrIndex, u32)> {
-        let index = self.insert(spec.pd, Kind::Region { windows: 0 })?;
+        let index = self.insert(spec.pd, KeyKind::Region { windows: 0 })?;
         let key = self.open(index, spec);
         Some((MrIndex(self.name_at(index)), key))
     }
@@ -190,20 +190,20 @@ impl MemoryTable {
     /// If the region is not an ordinary one, or windows are bound to it. Nothing has changed then.
     pub fn reregister(&mut self, mr: MrIndex, spec: &RegionSpec, moved: bool) -> Result<u32, Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
-            Kind::Region { windows: 0 } => {
+            KeyKind::Region { windows: 0 } => {
                 let generation = &mut self.generations[mr.place()];
                 //= IBTA 10.6.5: key-dies-with-its-region
                 *generation = generation.wrapping_add(moved.into());
                 Ok(self.open(mr.place() as u16, spec))
             }
-            Kind::Region { windows } => Err(Refusal::WindowsBound(windows)),
+            KeyKind::Region { windows } => Err(Refusal::WindowsBound(windows)),
             _ => Err(Refusal::WrongKind),
         }
     }
 
     /// Returns the registration of a region. `None`: the region does not exist or is not an ordinary one.
     pub fn registered(&self, mr: MrIndex) -> Option<RegionSpec> {
-        let entry = self.entry(mr).filter(|e| matches!(e.kind, Kind::Region { .. }))?;
+        let entry = self.entry(mr).filter(|e| matches!(e.kind, KeyKind::Region { .. }))?;
         let access = Access::from_bits_retain(entry.grants & !LOCAL_USE);
         let Entry { pd, start, length, misalignment, base: Span { may_fault, .. }, .. } = *entry;
         Some(RegionSpec { pd, access, start, length, misalignment, may_fault })
@@ -215,13 +215,13 @@ impl MemoryTable {
     /// If the region does not exist, or windows are bound to it. Nothing has changed then.
     pub fn deregister(&mut self, mr: MrIndex) -> Result<(), Refusal> {
         match self.entry(mr).ok_or(Refusal::UnknownKey)?.kind {
-            Kind::Region { windows: 0 } | Kind::Fast { windows: 0 } => {
+            KeyKind::Region { windows: 0 } | KeyKind::Fast { windows: 0 } => {
                 self.remove(mr.place() as u16);
                 Ok(())
             }
             //= IBTA 10.6.7: region-with-windows-is-busy
-            Kind::Region { windows } | Kind::Fast { windows } => Err(Refusal::WindowsBound(windows)),
-            Kind::Window1(_) | Kind::Window2 { .. } => Err(Refusal::WrongKind),
+            KeyKind::Region { windows } | KeyKind::Fast { windows } => Err(Refusal::WindowsBound(windows)),
+            KeyKind::Window1(_) | KeyKind::Window2 { .. } => Err(Refusal::WrongKind),
         }
     }
 
@@ -235,8 +235,8 @@ impl MemoryTable {
         self.entries.iter().enumerate().filter_map(|(index, entry)| {
             let name = self.name_at(index as u16);
             Some(match entry.as_ref()?.kind {
-                Kind::Region { .. } | Kind::Fast { .. } => MemoryName::Region(MrIndex(name)),
-                Kind::Window1(_) | Kind::Window2 { .. } => MemoryName::Window(MwIndex(name)),
+                KeyKind::Region { .. } | KeyKind::Fast { .. } => MemoryName::Region(MrIndex(name)),
+                KeyKind::Window1(_) | KeyKind::Window2 { .. } => MemoryName::Window(MwIndex(name)),
             })
         })
     }
@@ -246,10 +246,10 @@ impl MemoryTable {
         let (MemoryName::Region(MrIndex(number)) | MemoryName::Window(MwIndex(number))) = name;
         let entry = self.named(number)?;
         let kind = match entry.kind {
-            Kind::Region { .. } => "region",
-            Kind::Fast { .. } => "fast",
-            Kind::Window1(_) => "window1",
-            Kind::Window2 { .. } => "window2",
+            KeyKind::Region { .. } => "region",
+            KeyKind::Fast { .. } => "fast",
+            KeyKind::Window1(_) => "window1",
+            KeyKind::Window2 { .. } => "window2",
         };
         let (key, start, length) =
             if entry.grants == 0 { (0, 0, 0) } else { (entry.key, entry.start, entry.length) };
@@ -353,21 +353,21 @@ impl MemoryTable {
         }
         let index = self.index_of(key);
         match entry.kind {
-            Kind::Fast { windows: 0 } => {
+            KeyKind::Fast { windows: 0 } => {
                 self.close(index);
                 Ok(())
             }
-            Kind::Window2 { .. } => {
+            KeyKind::Window2 { .. } => {
                 self.unbind(index);
                 Ok(())
             }
-            Kind::Fast { windows } => Err(Refusal::WindowsBound(windows)),
+            KeyKind::Fast { windows } => Err(Refusal::WindowsBound(windows)),
             //= IBTA 10.6.7 o10-37.2.26: window-1-is-not-invalidated
-            Kind::Region { .. } | Kind::Window1(_) => Err(Refusal::WrongKind),
+            KeyKind::Region { .. } | KeyKind::Window1(_) => Err(Refusal::WrongKind),
         }
     }
 
-    /// Returns the region that a key grants access to, its own or that of its window. `None`: the key grants nothing.
+    /// Returns the region that a key grants access to, its own or its window's. `None`: the key grants nothing.
     pub(super) fn region_of(&self, key: u32) -> Option<MrIndex> {
         self.find(key).filter(|entry| entry.grants != 0).map(|entry| entry.base.mr)
     }
@@ -398,12 +398,12 @@ impl MemoryTable {
 
     /// True if a region has this name.
     pub fn has_region(&self, mr: MrIndex) -> bool {
-        self.named(mr.0).is_some_and(|e| matches!(e.kind, Kind::Region { .. } | Kind::Fast { .. }))
+        self.named(mr.0).is_some_and(|e| matches!(e.kind, KeyKind::Region { .. } | KeyKind::Fast { .. }))
     }
 
     /// True if a window has this name.
     pub fn has_window(&self, window: MwIndex) -> bool {
-        self.named(window.0).is_some_and(|e| matches!(e.kind, Kind::Window1(_) | Kind::Window2 { .. }))
+        self.named(window.0).is_some_and(|e| matches!(e.kind, KeyKind::Window1(_) | KeyKind::Window2 { .. }))
     }
 
     /// Returns the key of a generation. The generation is spread over the 24 permuted bits and the variant byte, so
@@ -415,13 +415,13 @@ impl MemoryTable {
 
     /// Returns the generation of a key; `None` if the key does not belong to this index.
     fn generation_of(&self, index: u16, key: u32) -> Option<u16> {
-        let (found, low) = self.permutation.decode(key >> 8);
+        let (decoded, low) = self.permutation.decode(key >> 8);
         let high = key as u8 ^ index as u8;
-        (found == index).then(|| u16::from(high) << 8 | low)
+        (decoded == index).then(|| u16::from(high) << 8 | low)
     }
 
     /// Allocates an entry that grants nothing. Returns `None` if the table is full.
-    fn insert(&mut self, pd: PdId, kind: Kind) -> Option<u16> {
+    fn insert(&mut self, pd: PdId, kind: KeyKind) -> Option<u16> {
         let index = self.free.pop_front()?;
         self.entries[usize::from(index)] = Some(Entry {
             key: self.key_of(index, self.generations[usize::from(index)]),
@@ -473,7 +473,7 @@ impl MemoryTable {
 
     /// Adds `change` to the number of windows bound to a region.
     fn count_window(&mut self, region: u16, change: i32) {
-        if let Some(Entry { kind: Kind::Region { windows } | Kind::Fast { windows }, .. }) =
+        if let Some(Entry { kind: KeyKind::Region { windows } | KeyKind::Fast { windows }, .. }) =
             &mut self.entries[usize::from(region)]
         {
             *windows = windows.saturating_add_signed(change);

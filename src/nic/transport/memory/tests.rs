@@ -202,8 +202,8 @@ fn alignment_depends_on_the_host_address() {
     assert!(list.set(0, 4096));
     let (_, key) = table.alloc_fast(PD, list, 2 * 4096, 5).unwrap();
     let (key, access) = (RKey(key), Access::READ_WRITE);
-    let asked = FastRegistration { key, start: 0x5_0012, length: 64, page_shift: 12, access };
-    table.fast_register(USER, &asked).unwrap();
+    let registration = FastRegistration { key, start: 0x5_0012, length: 64, page_shift: 12, access };
+    table.fast_register(USER, &registration).unwrap();
     assert_eq!(
         aligned(&table, key.0, 0x5_0012),
         (0x12 + 5) % 8,
@@ -214,13 +214,13 @@ fn alignment_depends_on_the_host_address() {
 
 #[test]
 fn spans_of_application_memory_may_fault() {
-    let (mut table, mr, _, asked) = fast();
+    let (mut table, mr, _, registration) = fast();
     table.pages_may_be_missing(mr);
-    table.fast_register(USER, &asked).unwrap();
+    table.fast_register(USER, &registration).unwrap();
     let may_fault = |table: &MemoryTable, key, at| {
         table.check_remote(USER, key, at, 1, Access::REMOTE_READ).unwrap().may_fault
     };
-    assert!(may_fault(&table, asked.key.0, 0x5_0010));
+    assert!(may_fault(&table, registration.key.0, 0x5_0010));
     let safe = spec(Access::READ_WRITE, 0, 64);
     let (mr, key) = table.register(&safe).unwrap();
     assert!(!may_fault(&table, key, 0));
@@ -241,8 +241,8 @@ fn reregistered_region_belongs_to_the_new_domain_only() {
 
 #[test]
 fn fast_registered_pages_have_the_requested_size() {
-    let (mut table, mr, _, asked) = fast();
-    table.fast_register(USER, &FastRegistration { page_shift: 13, length: 8192, ..asked }).unwrap();
+    let (mut table, mr, _, registration) = fast();
+    table.fast_register(USER, &FastRegistration { page_shift: 13, length: 8192, ..registration }).unwrap();
     let pages = table.translation(mr).unwrap();
     let piece = |offset, length| pages.piece(offset, length).map(|p| (p.offset, p.length));
     assert_eq!(piece(0, 10_000), Some((7 * 4096 + 16, 8192 - 16)));
@@ -291,13 +291,13 @@ fn invalid_bind_is_refused() {
     let good = WindowBind { window: good.new_key, ..good };
     let plain = table.register(&spec(Access::READ_WRITE, 0x1000, 100)).unwrap().1;
     let read_only = table.register(&spec(Access::REMOTE_READ | Access::MW_BIND, 0x1000, 100)).unwrap().1;
-    let elsewhere = RegionSpec { pd: PdId(2), ..spec(Access::READ_WRITE | Access::MW_BIND, 0x1000, 100) };
-    let elsewhere = table.register(&elsewhere).unwrap().1;
+    let other_pd = RegionSpec { pd: PdId(2), ..spec(Access::READ_WRITE | Access::MW_BIND, 0x1000, 100) };
+    let other_pd = table.register(&other_pd).unwrap().1;
     let one = table.alloc_window(PD, MwType::One).unwrap().1;
     let cases = [
         (WindowBind { region: LKey(plain), ..good }, Refusal::AccessDenied, "C10-73: no MW_BIND"),
         (WindowBind { region: LKey(read_only), ..good }, Refusal::AccessDenied, "C10-74: no local write"),
-        (WindowBind { region: LKey(elsewhere), ..good }, Refusal::OtherPd, "another domain's region"),
+        (WindowBind { region: LKey(other_pd), ..good }, Refusal::OtherPd, "another domain's region"),
         (WindowBind { region: LKey(1), ..good }, Refusal::UnknownKey, "no region"),
         (WindowBind { region: LKey(one), ..good }, Refusal::WrongKind, "a window is no region"),
         (WindowBind { window: RKey(plain), ..good }, Refusal::WrongKind, "a region is no window"),
@@ -317,10 +317,10 @@ fn invalid_bind_is_refused() {
     for (bind, refusal, what) in cases {
         assert_eq!(table.bind(USER, &bind), Err(refusal), "{what}");
     }
-    let stranger = KeyUser { pd: PdId(2), ..USER };
-    assert_eq!(table.bind(stranger, &good), Err(Refusal::OtherPd), "C10-72");
-    let stolen = WindowBind { region: LKey(elsewhere), ..good };
-    assert_eq!(table.bind(stranger, &stolen), Err(Refusal::OtherPd), "C10-72: a window of another domain");
+    let other_user = KeyUser { pd: PdId(2), ..USER };
+    assert_eq!(table.bind(other_user, &good), Err(Refusal::OtherPd), "C10-72");
+    let stolen = WindowBind { region: LKey(other_pd), ..good };
+    assert_eq!(table.bind(other_user, &stolen), Err(Refusal::OtherPd), "C10-72: a window of another domain");
     table.bind(USER, &good).unwrap();
     let again = WindowBind { window: good.new_key, ..good };
     assert_eq!(table.bind(USER, &again), Err(Refusal::WrongState), "o10-37.2.30: not free");
@@ -333,8 +333,8 @@ fn only_its_qp_invalidates_a_type_2_window() {
     let (mut table, _, two, _) = bound(MwType::Two);
     let other = KeyUser { qp: QpIndex(6), ..USER };
     assert_eq!(table.invalidate(other, two.new_key.0, true), Err(Refusal::OtherQp));
-    let stranger = KeyUser { pd: PdId(2), ..USER };
-    assert_eq!(table.invalidate(stranger, two.new_key.0, true), Err(Refusal::OtherPd));
+    let other_user = KeyUser { pd: PdId(2), ..USER };
+    assert_eq!(table.invalidate(other_user, two.new_key.0, true), Err(Refusal::OtherPd));
     assert_eq!(table.invalidate(USER, two.region.0, true), Err(Refusal::WrongKind));
     assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()));
     let write = table.check_remote(USER, two.new_key.0, 0x1010, 1, Access::REMOTE_WRITE);
@@ -362,23 +362,26 @@ fn fast() -> (MemoryTable, MrIndex, PageList, FastRegistration) {
     for (page, place) in [7, 2, 9, 0].into_iter().enumerate() {
         assert!(list.set(page as u32, place * 4096));
     }
-    let asked = FastRegistration {
+    let registration = FastRegistration {
         key: RKey(key ^ 3),
         start: 0x5_0010,
         length: 2 * 4096,
         page_shift: 12,
         access: Access::READ_WRITE,
     };
-    (table, mr, list, asked)
+    (table, mr, list, registration)
 }
 
 //= test: IBTA 10.6.4: fast-registered-region-is-its-pages
 #[test]
 fn fast_registered_region_maps_its_pages_in_order() {
-    let (mut table, mr, _, asked) = fast();
-    assert!(table.check_local(PD, asked.key.0 ^ 3, 0, 0, Access::empty()).is_err(), "grants nothing yet");
-    table.fast_register(USER, &asked).unwrap();
-    let read = |at, n| table.check_remote(USER, asked.key.0, at, n, Access::REMOTE_READ);
+    let (mut table, mr, _, registration) = fast();
+    assert!(
+        table.check_local(PD, registration.key.0 ^ 3, 0, 0, Access::empty()).is_err(),
+        "grants nothing yet"
+    );
+    table.fast_register(USER, &registration).unwrap();
+    let read = |at, n| table.check_remote(USER, registration.key.0, at, n, Access::REMOTE_READ);
     assert_eq!(read(0x5_0010, 8192), Ok(Span { mr, may_fault: false, offset: 0 }));
     assert_eq!(read(0x5_000f, 1), Err(Refusal::OutOfBounds), "the first page's bytes before the start");
     let pages = table.translation(mr).unwrap();
@@ -391,26 +394,28 @@ fn fast_registered_region_maps_its_pages_in_order() {
 //= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
 fn invalidated_region_can_be_fast_registered_again() {
-    let (mut table, _, _, asked) = fast();
-    table.fast_register(USER, &asked).unwrap();
-    let again = FastRegistration { key: RKey(asked.key.0 ^ 1), ..asked };
+    let (mut table, _, _, registration) = fast();
+    table.fast_register(USER, &registration).unwrap();
+    let again = FastRegistration { key: RKey(registration.key.0 ^ 1), ..registration };
     assert_eq!(table.fast_register(USER, &again), Err(Refusal::WrongState));
-    assert_eq!(table.invalidate(USER, asked.key.0, true), Ok(()));
-    assert!(table.check_remote(USER, asked.key.0, asked.start, 1, Access::REMOTE_READ).is_err());
+    assert_eq!(table.invalidate(USER, registration.key.0, true), Ok(()));
+    assert!(
+        table.check_remote(USER, registration.key.0, registration.start, 1, Access::REMOTE_READ).is_err()
+    );
     table.fast_register(USER, &again).unwrap();
-    assert!(table.check_remote(USER, again.key.0, asked.start, 1, Access::REMOTE_READ).is_ok());
-    let stale = table.check_remote(USER, asked.key.0, asked.start, 1, Access::REMOTE_READ);
+    assert!(table.check_remote(USER, again.key.0, registration.start, 1, Access::REMOTE_READ).is_ok());
+    let stale = table.check_remote(USER, registration.key.0, registration.start, 1, Access::REMOTE_READ);
     assert_eq!(stale, Err(Refusal::UnknownKey));
 }
 
 //= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
 fn peer_cannot_invalidate_a_key_without_remote_rights() {
-    let (mut table, _, _, asked) = fast();
-    let private = FastRegistration { access: Access::LOCAL_WRITE, ..asked };
+    let (mut table, _, _, registration) = fast();
+    let private = FastRegistration { access: Access::LOCAL_WRITE, ..registration };
     table.fast_register(USER, &private).unwrap();
-    assert_eq!(table.invalidate(USER, asked.key.0, true), Err(Refusal::AccessDenied));
-    assert_eq!(table.invalidate(USER, asked.key.0, false), Ok(()));
+    assert_eq!(table.invalidate(USER, registration.key.0, true), Err(Refusal::AccessDenied));
+    assert_eq!(table.invalidate(USER, registration.key.0, false), Ok(()));
 }
 
 //= test: IBTA 10.6.3.1: remote-writing-needs-local-writing

@@ -1,7 +1,7 @@
 //! Memory windows: work requests give and withdraw access to parts of a region (IBTA 10.6.6, 10.6.7).
 
 use super::{
-    ANY_QP, Entry, KeyUser, Kind, LOCAL_USE, MemoryTable, Refusal, Span, allowed, needs_local_write,
+    ANY_QP, Entry, KeyKind, KeyUser, LOCAL_USE, MemoryTable, Refusal, Span, allowed, needs_local_write,
 };
 use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId, QpIndex, WindowBind, place_of};
 
@@ -17,11 +17,11 @@ impl MemoryTable {
     /// Allocates a window. Returns its index and its key, which grants nothing yet. Returns `None` if the table is
     /// full.
     pub fn alloc_window(&mut self, pd: PdId, kind: MwType) -> Option<(MwIndex, u32)> {
-        let index = self.insert(pd, Kind::Window2 { region: None })?;
+        let index = self.insert(pd, KeyKind::Window2 { region: None })?;
         let reserved = self.generations[usize::from(index)];
         let entry = self.entries[usize::from(index)].as_mut()?;
         if kind == MwType::One {
-            entry.kind = Kind::Window1(One { region: None, reserved });
+            entry.kind = KeyKind::Window1(One { region: None, reserved });
         }
         let key = entry.key;
         Some((MwIndex(self.name_at(index)), key))
@@ -34,10 +34,10 @@ impl MemoryTable {
         let entry = self.entries.get(usize::from(index))?.as_ref()?;
         let pd = entry.pd;
         match entry.kind {
-            Kind::Region { .. } | Kind::Fast { .. } => return None,
+            KeyKind::Region { .. } | KeyKind::Fast { .. } => return None,
             // Skip the keys that were issued for a bind, too.
-            Kind::Window1(one) => self.generations[usize::from(index)] = one.reserved,
-            Kind::Window2 { .. } => {}
+            KeyKind::Window1(one) => self.generations[usize::from(index)] = one.reserved,
+            KeyKind::Window2 { .. } => {}
         }
         self.unbind(index);
         self.remove(index);
@@ -56,7 +56,7 @@ impl MemoryTable {
     pub fn next_window_key(&mut self, window: MwIndex) -> Result<u32, Refusal> {
         let entry = self.entries.get_mut(place_of(window.0) as usize).and_then(Option::as_mut);
         let entry = entry.ok_or(Refusal::UnknownKey)?;
-        let Kind::Window1(one) = &mut entry.kind else { return Err(Refusal::WrongKind) };
+        let KeyKind::Window1(one) = &mut entry.kind else { return Err(Refusal::WrongKind) };
         one.reserved = one.reserved.wrapping_add(1);
         let generation = one.reserved;
         Ok(self.key_of(place_of(window.0) as u16, generation))
@@ -80,8 +80,8 @@ impl MemoryTable {
             self.generations[usize::from(index)] = generation;
         }
         let kind = match window.kind {
-            Kind::Window1(one) => Kind::Window1(One { region: region.map(|r| r.0), ..one }),
-            _ => Kind::Window2 { region: region.map(|r| r.0) },
+            KeyKind::Window1(one) => KeyKind::Window1(One { region: region.map(|r| r.0), ..one }),
+            _ => KeyKind::Window2 { region: region.map(|r| r.0) },
         };
         let of_type_2 = generation.is_none();
         let zero_based = bind.access.contains(Access::ZERO_BASED);
@@ -117,17 +117,16 @@ impl MemoryTable {
 
     /// Unbinds all windows of a region after its owner has ended.
     pub fn unbind_windows(&mut self, mr: MrIndex) {
-        let bound =
-            |e: &Entry| matches!(e.kind, Kind::Region { windows } | Kind::Fast { windows } if windows > 0);
+        let bound = |e: &Entry| matches!(e.kind, KeyKind::Region { windows } | KeyKind::Fast { windows } if windows > 0);
         if !self.entry(mr).is_some_and(bound) {
             return;
         }
         for index in 0..self.entries.len() {
             let to_this = self.entries[index].is_some_and(|e| match e.kind {
-                Kind::Window1(One { region, .. }) | Kind::Window2 { region } => {
+                KeyKind::Window1(One { region, .. }) | KeyKind::Window2 { region } => {
                     region == Some(mr.place() as u16)
                 }
-                Kind::Region { .. } | Kind::Fast { .. } => false,
+                KeyKind::Region { .. } | KeyKind::Fast { .. } => false,
             });
             if to_this {
                 self.unbind(index as u16);
@@ -138,7 +137,7 @@ impl MemoryTable {
     /// Checks the window's state and its new key. Returns the generation of that key for a type 1 window.
     fn check_new_key(&self, index: u16, window: &Entry, bind: &WindowBind) -> Result<Option<u16>, Refusal> {
         match window.kind {
-            Kind::Window1(one) => {
+            KeyKind::Window1(one) => {
                 //= IBTA 10.6.7 o10-36.2.2: window-1-is-not-zero-based
                 if bind.access.contains(Access::ZERO_BASED) {
                     return Err(Refusal::WrongKind);
@@ -150,7 +149,7 @@ impl MemoryTable {
                 let given_out = (1..=one.reserved.wrapping_sub(now)).contains(&ahead);
                 if given_out { Ok(Some(generation)) } else { Err(Refusal::UnknownKey) }
             }
-            Kind::Window2 { region } => {
+            KeyKind::Window2 { region } => {
                 //= IBTA 10.6.7 o10-37.2.30: window-2-is-bound-when-free
                 //= IBTA 10.6.7 o10-37.2.40: window-2-is-not-bound-to-nothing
                 // A bind of length 0 does not invalidate a type 2 window (o10-37.2.40).
@@ -160,14 +159,14 @@ impl MemoryTable {
                 let same = (window.key ^ bind.new_key.0) >> 8 == 0;
                 if same { Ok(None) } else { Err(Refusal::UnknownKey) }
             }
-            Kind::Region { .. } | Kind::Fast { .. } => Err(Refusal::WrongKind),
+            KeyKind::Region { .. } | KeyKind::Fast { .. } => Err(Refusal::WrongKind),
         }
     }
 
     /// Checks the region of a bind. Returns its index and the place where the window begins.
     fn check_region(&self, user: KeyUser, bind: &WindowBind) -> Result<(u16, Span), Refusal> {
         let region = self.find(bind.region.0).ok_or(Refusal::UnknownKey)?;
-        if !matches!(region.kind, Kind::Region { .. } | Kind::Fast { .. }) {
+        if !matches!(region.kind, KeyKind::Region { .. } | KeyKind::Fast { .. }) {
             return Err(Refusal::WrongKind);
         }
         if region.pd != user.pd {
@@ -197,9 +196,9 @@ impl MemoryTable {
     pub(super) fn unbind(&mut self, index: u16) {
         let Some(entry) = &mut self.entries[usize::from(index)] else { return };
         let region = match &mut entry.kind {
-            Kind::Window1(one) => one.region.take(),
-            Kind::Window2 { region } => region.take(),
-            Kind::Region { .. } | Kind::Fast { .. } => return,
+            KeyKind::Window1(one) => one.region.take(),
+            KeyKind::Window2 { region } => region.take(),
+            KeyKind::Region { .. } | KeyKind::Fast { .. } => return,
         };
         self.bound_to_qps -= u32::from(entry.qp != ANY_QP);
         self.close(index);

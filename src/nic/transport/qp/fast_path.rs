@@ -57,7 +57,7 @@ impl Qp {
 
 /// Requests that are sent.
 impl Qp {
-    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::left`].
+    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::sent_fast`].
     #[inline(always)]
     pub(crate) fn leaving(
         &self,
@@ -65,7 +65,7 @@ impl Qp {
         memory: &MemoryTable,
         acknowledges_first: bool,
     ) -> Option<PlannedSend> {
-        let may_send = self.requester.may_send_new() && self.request_goes_first(acknowledges_first);
+        let may_send = self.requester.may_send_new() && self.sends_request_first(acknowledges_first);
         if !may_send || PlantedBug::is_any() {
             return None;
         }
@@ -74,16 +74,16 @@ impl Qp {
 
     /// True if the QP is an unpaced RC QP in RTS, and a request takes precedence over its pending replies.
     #[inline(always)]
-    fn request_goes_first(&self, acknowledges_first: bool) -> bool {
+    fn sends_request_first(&self, acknowledges_first: bool) -> bool {
         let first = self.turns.request_precedes(self.responder.front(), acknowledges_first);
         first && self.state() == QpState::Rts && self.qp_type == QpType::Rc && !self.pacing().is_on()
     }
 
     /// Advances the state past the planned packet with this BTH, which got a slot in the port and is sent.
     #[inline(always)]
-    pub(crate) fn left(&mut self, now: Nanos, bth: &Bth) {
-        self.turns.request_left(self.responder.has_replies());
-        self.requester.packet_left(&self.context, now, bth);
+    pub(crate) fn sent_fast(&mut self, now: Nanos, bth: &Bth) {
+        self.turns.request_sent(self.responder.has_replies());
+        self.requester.packet_sent(&self.context, now, bth);
     }
 
     /// Returns `length` bytes of the inline data of a work request.
@@ -101,23 +101,23 @@ impl Qp {
         matches!(self.responder.front(), Some(Reply::Read(_)))
     }
 
-    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::read_response_left`].
+    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::read_response_sent`].
     pub(crate) fn next_read_response(&self, memory: &MemoryTable) -> Option<ReadResponse> {
-        let has_request = self.requester.may_send_requests(&self.context) || self.requester.asks_peer();
-        let request_goes_first = self.turns.request_precedes(self.responder.front(), false) && has_request;
+        let has_request = self.requester.may_send_requests(&self.context) || self.requester.peer_probe_due();
+        let request_precedes = self.turns.request_precedes(self.responder.front(), false) && has_request;
         let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
             && !self.pacing().is_on()
             && !self.attributes().end_to_end_credits;
-        if !is_eligible || request_goes_first || PlantedBug::is_any() {
+        if !is_eligible || request_precedes || PlantedBug::is_any() {
             return None;
         }
         self.responder.next_read_response(&self.context, memory)
     }
 
     /// Advances the state past the planned packet, which got a slot in the port and is sent.
-    pub(crate) fn read_response_left(&mut self) {
-        self.turns.reply_left(true);
+    pub(crate) fn read_response_sent(&mut self) {
+        self.turns.reply_sent(true);
         self.responder.reply_sent();
     }
 

@@ -4,7 +4,7 @@
 //! itself always has pages. Application memory may have none: on-demand memory at any time, other memory if the
 //! application has unmapped it. A flush for persistence may fail to write pages back.
 //!
-//! The NIC executes such copies at once, before it handles the next packet. On a fault, the effects of the packet are
+//! The NIC executes such copies immediately, before it handles the next packet. On a fault, the effects of the packet are
 //! reverted before its completions are published and its acknowledgement is sent.
 //!
 //! ```text

@@ -125,8 +125,8 @@ impl Qp {
 
     fn reset(&mut self) {
         self.context.enter(QpState::Reset);
-        let kept = std::mem::take(self.context.attributes_mut());
-        self.configure(kept.mig_req, kept.end_to_end_credits);
+        let attributes = std::mem::take(self.context.attributes_mut());
+        self.configure(attributes.mig_req, attributes.end_to_end_credits);
         (self.template, self.ends) = (None, None);
         //= IBTA 10.3.1.1: reset-forgets
         self.requester.reset();
@@ -212,7 +212,7 @@ impl Qp {
         } else {
             self.drain_requested |= attr.en_sqd_async_notify == Some(true);
             self.settle(ctx);
-            self.requester.ask(ctx.limits);
+            self.requester.request_ack(ctx.limits);
         }
     }
 
@@ -303,8 +303,8 @@ impl Qp {
 
     /// True if work requests are left that [`flush`](Self::flush) is to complete.
     #[inline]
-    pub fn owes_sends(&self) -> bool {
-        self.requester.owes_sends(&self.context)
+    pub fn has_sends_to_flush(&self) -> bool {
+        self.requester.has_sends_to_flush(&self.context)
     }
 
     /// True if [`flush`](Self::flush) completes receives: none of a shared queue, which are other QPs' as well.
@@ -361,8 +361,8 @@ impl Qp {
 
     /// Has the peer show that it still has the connection. Returns false if the QP cannot ask. A change of the QP's attributes or state takes
     /// the question back.
-    pub fn ask_peer(&mut self) -> bool {
-        self.requester.ask_peer(&self.context)
+    pub fn probe_peer(&mut self) -> bool {
+        self.requester.probe_peer(&self.context)
     }
 
     /// Returns the QP's congestion control and pacing.

@@ -307,18 +307,18 @@ impl Qp {
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
         match plan.origin {
             Origin::Request | Origin::Probe => {
-                self.turns.request_left(self.responder.has_replies());
+                self.turns.request_sent(self.responder.has_replies());
                 self.requester.request_sent(&self.context, ctx, plan);
             }
             Origin::Reply => {
-                self.turns.reply_left(plan.payload_len > 0);
+                self.turns.reply_sent(plan.payload_len > 0);
                 self.responder.reply_sent();
             }
             Origin::Unacknowledged => {
                 self.requester.unacknowledged_sent(&self.context, ctx, plan);
                 self.settle(ctx);
             }
-            Origin::Question => self.requester.question_left(),
+            Origin::PeerProbe => self.requester.peer_probe_sent(),
             Origin::Notification => {}
         }
         if self.pacing().is_on() {

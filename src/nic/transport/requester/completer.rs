@@ -143,9 +143,9 @@ impl Requester {
         let k = psn.distance_from(wqe.first_psn).max(0) as u32;
         let mtu = qp.mtu();
         let last = k + 1 == packets_for(wqe.length(), mtu);
-        // With selective repeat, packets that were asked for alone lie between those of the first answer.
+        // With selective repeat, packets that were asked for alone lie between packets of the first answer.
         let fits =
-            self.scoreboard.is_some() || response_fits(packet.info().position, k, wqe.asked_from, last);
+            self.scoreboard.is_some() || response_fits(packet.info().position, k, wqe.requested_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, response);
         }
@@ -193,8 +193,8 @@ impl Requester {
         if is_new && self.scoreboard.as_mut().is_some_and(|board| board.note_response(psn)) {
             self.skip_received();
         }
-        let kept = is_new || known && positive(packet);
-        Some(Verdict::Early { expected: self.window.una(), kept })
+        let is_placed = is_new || known && positive(packet);
+        Some(Verdict::Early { expected: self.window.una(), is_placed })
     }
 
     /// Moves `una` over responses that came early and are due now, and over what was answered behind them.
@@ -285,7 +285,7 @@ impl Requester {
         let una = self.window.una();
         let Some(board) = &mut self.scoreboard else { return Verdict::Acknowledged };
         let missing = board.mark_missing(una, &sack, before, cause);
-        let verdict = Verdict::Selective { asked: missing.asked, of: sack.count };
+        let verdict = Verdict::Selective { requested: missing.missing, of: sack.count };
         let Some(first) = missing.first else {
             return if una == before { verdict } else { Verdict::Acknowledged };
         };
@@ -399,7 +399,7 @@ impl Requester {
     pub(super) fn advance(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, una: Psn) {
         let attributes = qp.attributes();
         let is_behind = self.window.acknowledge(una);
-        self.asking.advance(una);
+        self.ack_requests.advance(una);
         self.retry.progress(attributes, self.window.is_idle());
         // Progress of the receiver ends the RNR wait.
         self.sending.end_wait();

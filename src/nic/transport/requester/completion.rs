@@ -34,7 +34,7 @@ impl Requester {
     pub(super) fn cannot_send(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, status: WcStatus) {
         self.sending = Sending::Failed(status);
         self.fail_if_oldest(qp, ctx);
-        self.ask(ctx.limits);
+        self.request_ack(ctx.limits);
     }
 
     /// Completes the oldest work request with `status`, and gives up sending.
@@ -160,7 +160,7 @@ impl Requester {
             }
             self.window.retire_oldest();
             self.fail_if_oldest(qp, ctx);
-            if self.owes_sends(qp) {
+            if self.has_sends_to_flush(qp) {
                 return;
             }
         }
@@ -173,7 +173,7 @@ impl Requester {
 
     /// True if work requests are left that [`flush`](Self::flush) is to complete.
     #[inline]
-    pub(crate) fn owes_sends(&self, qp: &QpContext) -> bool {
+    pub(crate) fn has_sends_to_flush(&self, qp: &QpContext) -> bool {
         self.flush_end(qp) != self.window.queue().tail()
     }
 

@@ -40,7 +40,7 @@ pub(crate) struct Awaited {
 }
 
 impl Requester {
-    /// Plans the next packet if it suits the fast path. The state is advanced by `packet_left`.
+    /// Plans the next packet if it suits the fast path. The state is advanced by `packet_sent`.
     //= IBTA 9.5: requests-leave-in-order
     #[inline(always)]
     pub(crate) fn leaving(
@@ -70,8 +70,8 @@ impl Requester {
             let list = self.window.queue().sges(self.window.next());
             Payload::Memory(scatter::one(memory, qp.pd, list, offset, length.into(), Access::empty())?)
         };
-        let wants = self.asking.at_end_of(qp.sig_all, wqe.wr.flags);
-        let ack_req = self.asking.in_packet(psn, last, wants, in_flight, limits);
+        let wants = self.ack_requests.at_end_of(qp.sig_all, wqe.wr.flags);
+        let ack_req = self.ack_requests.in_packet(psn, last, wants, in_flight, limits);
         //= IBTA 9.2: solicited-is-in-the-last-packet
         let solicited = last && wqe.wr.flags.contains(SendFlags::SOLICITED);
         //= IBTA 9.4.3: write-names-its-whole-length-first
@@ -113,7 +113,7 @@ impl Requester {
         }
         let mtu = qp.mtu() as u64;
         let offset = u64::from(k) * mtu;
-        let left = wqe.length().checked_sub(offset)?;
+        let remaining = wqe.length().checked_sub(offset)?;
         let position = match bth.opcode {
             Opcode::RC_READ_RESPONSE_FIRST => Position::First,
             Opcode::RC_READ_RESPONSE_MIDDLE => Position::Middle,
@@ -122,9 +122,9 @@ impl Requester {
             _ => return None,
         };
         let is_last = k + 1 == wqe.packets;
-        let fits = response_fits(position, k, wqe.asked_from, is_last);
+        let fits = response_fits(position, k, wqe.requested_from, is_last);
         let is_positive = packet.aeth().is_none_or(|aeth| matches!(aeth.kind(), Syndrome::Ack { .. }));
-        if !fits || !is_positive || length == 0 || length != left.min(mtu) {
+        if !fits || !is_positive || length == 0 || length != remaining.min(mtu) {
             return None;
         }
         //= IBTA 10.6.3.1: local-writing-needs-a-right

@@ -34,7 +34,7 @@ impl Requester {
                     return false;
                 }
                 if self.local_work_waits() {
-                    self.ask(ctx.limits);
+                    self.request_ack(ctx.limits);
                     return false;
                 }
                 //= IBTA 10.6.7: bind-takes-effect-in-its-turn
@@ -46,9 +46,9 @@ impl Requester {
             }
             self.window.pass_local();
             self.complete_local_work(qp, ctx);
-            // Its completion comes after that of the work requests before it.
-            if self.asking.at_end_of(qp.sig_all, wqe.wr.flags) {
-                self.ask(ctx.limits);
+            // Its completion comes after the completions of the work requests before it.
+            if self.ack_requests.at_end_of(qp.sig_all, wqe.wr.flags) {
+                self.request_ack(ctx.limits);
             }
         }
         false

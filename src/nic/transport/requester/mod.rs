@@ -1,15 +1,15 @@
 //! The requester: sends work requests as request packets, and handles what answers them (IBTA 9.7.2, 9.7.5, 9.7.6).
 //!
-//! Each method is given the QP's context. The requester changes nothing of the QP beside its own state: once a work request has failed
+//! Each method is given the QP's context. The requester changes nothing of the QP but its own state: once a work request has failed
 //! (`Sending::Ended`), [`Qp`](super::Qp) enters the error state.
 //!
-//! * `window`: the send queue and the position in it. `requests`: the next packet. `asking`: which packets ask for an acknowledgement. `credits`: end-to-end credits. `local`: work requests
+//! * `window`: the send queue and the position in it. `requests`: the next packet. `ack_requests`: which packets ask for an acknowledgement. `credits`: end-to-end credits. `local`: work requests
 //!   that send no packet. `unacknowledged`: UC, datagrams and raw packets.
 //! * `completer`: responses. `completion`: the oldest work request completes or fails.
 //! * `retry`: timer and retry counters. `retransmission`: what they cause. `selective`: selective repeat.
 //! * `fast_path`: first transmissions of SENDs and WRITEs, and READ responses in order.
 
-mod asking;
+mod ack_requests;
 mod completer;
 mod completion;
 mod credits;
@@ -29,7 +29,7 @@ use super::send_queue::SendQueue;
 use super::{Origin, QpConfig, QpContext, TxPlan, Verdict};
 use crate::congestion::{Rate, Settings, SharedRate};
 use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
-use asking::Asking;
+use ack_requests::AckRequests;
 use credits::Credits;
 use retry::Retry;
 use roxie_base::limits::Limits;
@@ -83,7 +83,7 @@ impl Sending {
 #[derive(Debug)]
 pub(super) struct Requester {
     window: SendWindow,
-    asking: Asking,
+    ack_requests: AckRequests,
     /// Selective repeat, if agreed with the peer.
     scoreboard: Option<Box<Scoreboard>>,
     retry: Retry,
@@ -109,7 +109,7 @@ impl Requester {
     fn with(window: SendWindow) -> Requester {
         Requester {
             window,
-            asking: Asking::default(),
+            ack_requests: AckRequests::default(),
             scoreboard: None,
             retry: Retry::new(),
             sending: Sending::Open,
@@ -132,7 +132,7 @@ impl Requester {
         //= IBTA 9.7.1: psn-begins-as-agreed
         if let Some(psn) = attr.sq_psn {
             self.window.start(psn);
-            self.asking.start(psn);
+            self.ack_requests.start(psn);
         }
         if attr.selective_repeat.is_some() {
             self.scoreboard = attributes.selective_repeat.then(|| Box::new(Scoreboard::new()));
@@ -142,7 +142,7 @@ impl Requester {
             self.retry.stop();
             self.retry.start(now, Nanos::MAX);
         }
-        self.set_asking(qp);
+        self.configure_ack_requests(qp);
         self.retry.restore(attributes);
     }
 
@@ -151,13 +151,13 @@ impl Requester {
         self.window.abandon();
         self.retry.stop();
         self.sending = Sending::Open;
-        self.asking.abandon();
+        self.ack_requests.abandon();
     }
 
     /// Moves the position back to `psn`.
     fn rewind_to(&mut self, psn: Psn) {
         self.window.rewind_to(psn);
-        self.asking.rewound();
+        self.ack_requests.rewound();
     }
 
     /// Moves the position to the next packet to send again, or to the first one never sent, with selective repeat.
@@ -168,9 +168,9 @@ impl Requester {
         self.rewind_to(to);
         if let Some(board) = &mut self.scoreboard
             && to.is_before(self.window.sent_end())
-            && board.begins_anew(&self.window)
+            && board.requests_whole(&self.window)
         {
-            self.window.begin_message_anew();
+            self.window.restart_message();
         }
     }
 
@@ -213,60 +213,60 @@ impl Requester {
         let (una, psn) = (self.window.una(), packet.bth.psn);
         let is_early = packet.info().operation == Operation::ReadResponse && una.is_before(psn);
         self.scoreboard.as_mut().filter(|_| is_early)?.take_back_response(psn);
-        Some(Verdict::Early { expected: una, kept: false })
+        Some(Verdict::Early { expected: una, is_placed: false })
     }
 
     /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from acknowledgements,
     /// without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
-    fn set_asking(&mut self, qp: &QpContext) {
-        self.asking.end_question();
+    fn configure_ack_requests(&mut self, qp: &QpContext) {
+        self.ack_requests.end_peer_probe();
         let may_be_late = qp.qp_type == QpType::Rc
             && self.retry.timeout().is_some()
             && self.scoreboard.is_none()
             && !qp.attributes().end_to_end_credits
             && !self.pacing.is_on();
         if may_be_late {
-            self.asking.ask_late();
+            self.ack_requests.request_late();
         } else {
-            self.ask_each_time();
+            self.request_each_ack();
         }
     }
 
-    /// Has every message ask from now on. For those that did not, a probe asks at once.
-    fn ask_each_time(&mut self) {
-        if self.asking.ask_each_time(&self.window, self.sending.waits()) {
+    /// Has every message ask from now on. For those that did not, a probe asks immediately.
+    fn request_each_ack(&mut self) {
+        if self.ack_requests.request_each_time(&self.window, self.sending.waits()) {
             self.retry.stop();
         }
     }
 
     /// Has the next packet ask for an acknowledgement, a probe if there is no other.
-    pub(super) fn ask(&mut self, limits: &Limits) {
-        self.asking.ask(&self.window, self.sending.waits(), limits);
+    pub(super) fn request_ack(&mut self, limits: &Limits) {
+        self.ack_requests.request(&self.window, self.sending.waits(), limits);
     }
 
-    /// Has the peer show that it still has the connection: see [`Asking::ask_peer`].
-    pub(super) fn ask_peer(&mut self, qp: &QpContext) -> bool {
-        self.asking.ask_peer(qp)
+    /// Has the peer show that it still has the connection: see [`AckRequests::probe_peer`].
+    pub(super) fn probe_peer(&mut self, qp: &QpContext) -> bool {
+        self.ack_requests.probe_peer(qp)
     }
 
-    /// True if a question to the peer is due.
-    pub(super) fn asks_peer(&self) -> bool {
-        self.asking.asks_peer()
+    /// True if a probe of the peer is due.
+    pub(super) fn peer_probe_due(&self) -> bool {
+        self.ack_requests.peer_probe_due()
     }
 
     /// Advances the state past the question to the peer, which is sent.
-    pub(super) fn question_left(&mut self) {
-        self.asking.end_question();
+    pub(super) fn peer_probe_sent(&mut self) {
+        self.ack_requests.end_peer_probe();
     }
 
-    /// True if the peer owes no acknowledgement: the timer is that of a probe.
+    /// True if the peer owes no acknowledgement: the timer is a probe's.
     pub(super) fn is_quiet(&self) -> bool {
-        self.asking.is_quiet(self.window.una())
+        self.ack_requests.is_quiet(self.window.una())
     }
 
-    /// Starts the timer: that of a retransmission, or if the peer owes nothing, that of a probe.
+    /// Starts the timer of a retransmission, or, if the peer owes nothing, of a probe.
     fn start_timer(&mut self, now: Nanos) {
-        self.retry.start(now, if self.is_quiet() { asking::QUIET } else { Nanos::MAX });
+        self.retry.start(now, if self.is_quiet() { ack_requests::QUIET } else { Nanos::MAX });
     }
 
     /// Takes the memory of the send queue. The requester must not be used afterwards.
@@ -295,7 +295,7 @@ impl Requester {
     ) {
         self.pacing.set(now, control, line_rate, share, qp.attributes());
         if self.pacing.is_on() {
-            self.ask_each_time();
+            self.request_each_ack();
         }
     }
 

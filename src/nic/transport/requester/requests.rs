@@ -16,8 +16,8 @@ impl Requester {
     pub(crate) fn next_request(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         let waits = self.sending.waits();
         self.next_of_queue(qp, ctx)
-            .or_else(|| self.asking.due_probe(qp, &self.window, waits))
-            .or_else(|| self.asking.question(qp, self.window.una()))
+            .or_else(|| self.ack_requests.due_probe(qp, &self.window, waits))
+            .or_else(|| self.ack_requests.plan_peer_probe(qp, self.window.una()))
     }
 
     /// Plans the next packet of the send queue. A work request that cannot be sent is marked, and fails once it is the oldest.
@@ -44,8 +44,8 @@ impl Requester {
 
     /// True if a request, a probe or a question is ready to be sent.
     pub(crate) fn has_request(&self, qp: &QpContext, limits: &Limits) -> bool {
-        self.asking.is_probe_due()
-            || self.asking.asks_peer()
+        self.ack_requests.is_probe_due()
+            || self.ack_requests.peer_probe_due()
             || (self.may_send_requests(qp) && !self.must_wait(qp, limits.window))
     }
 
@@ -92,7 +92,7 @@ impl Requester {
         if wqe.wr.opcode.is_local() {
             return !wqe.started
                 && self.local_work_waits()
-                && !self.asking.may_ask(&self.window, self.sending.waits());
+                && !self.ack_requests.may_request(&self.window, self.sending.waits());
         }
         let starts = !wqe.started;
         //= IBTA 10.8.3.3: fence-waits-for-reads
@@ -109,8 +109,13 @@ impl Requester {
         let window_full = in_flight >= window && !is_repeat();
         // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
         //= IBTA 9.7.1: psns-in-flight-are-told-apart
-        let too_far = starts && in_flight > 0 && in_flight + packets_of(wqe, qp.mtu()) > HALF_CIRCLE;
-        fenced || reads_full || window_full || too_far || (starts && self.credits.hold(&self.window))
+        let exceeds_half_circle =
+            starts && in_flight > 0 && in_flight + packets_of(wqe, qp.mtu()) > HALF_CIRCLE;
+        fenced
+            || reads_full
+            || window_full
+            || exceeds_half_circle
+            || (starts && self.credits.hold(&self.window))
     }
 
     /// Plans the packet at the position. Returns `None` if its payload may not be read.
@@ -124,7 +129,7 @@ impl Requester {
             WrOpcode::Read => {
                 //= IBTA 9.4.4: read-request-names-what-it-wants
                 //= IBTA 9.7.6: read-is-asked-again-from-the-hole
-                let reth = reth(wqe, offset, self.bytes_to_ask_for(wqe, k, mtu));
+                let reth = reth(wqe, offset, self.bytes_to_request(wqe, k, mtu));
                 (Opcode::RC_READ_REQUEST, Ext::Reth(reth), 0, true)
             }
             WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
@@ -153,18 +158,19 @@ impl Requester {
         }
         let again = psn.is_before(self.window.sent_end());
         let wanted =
-            again || wqe.wr.opcode.takes_resource() || self.asking.at_end_of(qp.sig_all, wqe.wr.flags);
+            again || wqe.wr.opcode.takes_resource() || self.ack_requests.at_end_of(qp.sig_all, wqe.wr.flags);
         // The answer to a packet sent again tells what else is missing.
-        let asks = self.asking.in_packet(psn, last, wanted, self.window.in_flight(), ctx.limits)
-            || (again && self.scoreboard.is_some())
-            || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
+        let requests_ack =
+            self.ack_requests.in_packet(psn, last, wanted, self.window.in_flight(), ctx.limits)
+                || (again && self.scoreboard.is_some())
+                || (self.pacing.is_on() && self.requests_each_ack(ctx, mtu));
         let bth = Bth {
             opcode,
             //= IBTA 9.2: solicited-is-in-the-last-packet
             solicited: last
                 && wqe.wr.flags.contains(SendFlags::SOLICITED)
                 && !(again && PlantedBug::SolicitedOnlyOnce.is()),
-            ack_req: asks && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
+            ack_req: requests_ack && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
             psn,
             ..qp.bth()
         };
@@ -189,17 +195,18 @@ impl Requester {
 
     /// True if every packet should ask for an acknowledgement: packets of `bytes` bytes of this QP are so far apart that the retransmission
     /// timer would not wait for the usual interval.
-    fn asks_each_time(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
+    fn requests_each_ack(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
         let interval = ctx.limits.ack_request_interval;
         let timeout = self.retry.timeout();
-        timeout.is_some_and(|timeout| self.pacing.are_far_apart(ctx.now, bytes, interval, timeout))
+        timeout.is_some_and(|timeout| self.pacing.exceeds_timeout(ctx.now, bytes, interval, timeout))
     }
 
     /// Returns how many bytes to ask for with a READ request from response packet `k` on: the rest of the message, or one packet, if packets
     /// behind it came. `mtu` in bytes.
-    fn bytes_to_ask_for(&self, wqe: &Wqe, k: u32, mtu: u64) -> u64 {
+    fn bytes_to_request(&self, wqe: &Wqe, k: u32, mtu: u64) -> u64 {
         let rest = wqe.length() - u64::from(k) * mtu;
-        let is_alone = self.scoreboard.as_ref().is_some_and(|board| board.asks_alone(&self.window, wqe, k));
+        let is_alone =
+            self.scoreboard.as_ref().is_some_and(|board| board.requests_one_packet(&self.window, wqe, k));
         if is_alone { rest.min(mtu) } else { rest }
     }
 
@@ -207,10 +214,10 @@ impl Requester {
     pub(crate) fn request_sent(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         if plan.origin == Origin::Probe {
             ctx.counters.tail_probes += 1;
-            self.asking.probe_left(self.window.sent_end());
+            self.ack_requests.probe_sent(self.window.sent_end());
             return self.start_timer(ctx.now);
         }
-        self.packet_left(qp, ctx.now, &plan.bth);
+        self.packet_sent(qp, ctx.now, &plan.bth);
         if matches!(plan.reason, TxReason::Again { .. }) {
             ctx.counters.retransmitted_packets += 1;
             let count = match plan.ext {
@@ -225,10 +232,10 @@ impl Requester {
 
     /// Advances the requester past the packet at its position, which is sent: PSNs, position, timer.
     #[inline(always)]
-    pub(crate) fn packet_left(&mut self, qp: &QpContext, now: Nanos, bth: &Bth) {
+    pub(crate) fn packet_sent(&mut self, qp: &QpContext, now: Nanos, bth: &Bth) {
         let ends_quiet = bth.ack_req && self.is_quiet();
-        let (end, takes_resource) = self.window.packet_left(bth.psn, qp.mtu());
-        self.asking.packet_left(bth.ack_req, end, takes_resource);
+        let (end, takes_resource) = self.window.packet_sent(bth.psn, qp.mtu());
+        self.ack_requests.packet_sent(bth.ack_req, end, takes_resource);
         if (!self.retry.is_running() || ends_quiet)
             && !(self.retry.cause() == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is())
         {
@@ -275,9 +282,9 @@ pub(super) fn segment(wqe: &Wqe, part: &Segment) -> (Opcode, Ext) {
 
 /// Checks a work request for a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
 fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
-    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
+    let has_placement = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
     match length <= u64::from(MAX_MESSAGE) {
-        true if asks && wqe.length() == 0 => Ok(()),
+        true if has_placement && wqe.length() == 0 => Ok(()),
         true => Err(WcStatus::LocQpOp),
         false => Err(WcStatus::LocLen),
     }

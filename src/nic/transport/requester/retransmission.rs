@@ -54,7 +54,7 @@ impl Requester {
             return Some(Awaits::Peer);
         }
         let repeats = self.sending == Sending::Open && self.window.repeats();
-        (repeats || self.asking.is_probe_due()).then_some(Awaits::Packet)
+        (repeats || self.ack_requests.is_probe_due()).then_some(Awaits::Packet)
     }
 
     /// Starts the timer if nothing else ends the wait.
@@ -86,7 +86,7 @@ impl Requester {
             }
             return None;
         }
-        if ctx.now < self.retry.at() || self.ask_instead(ctx) {
+        if ctx.now < self.retry.at() || self.request_ack_instead(ctx) {
             return None;
         }
         if let Some(verdict) = self.probe(qp, ctx) {
@@ -130,13 +130,13 @@ impl Requester {
         Verdict::Wait(wait)
     }
 
-    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was that of a retransmission.
-    fn ask_instead(&mut self, ctx: &Ctx<'_>) -> bool {
+    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was the timer of a retransmission.
+    fn request_ack_instead(&mut self, ctx: &Ctx<'_>) -> bool {
         let is_quiet = self.is_quiet();
         if is_quiet {
             // The packet that asks starts the timer.
             self.retry.stop();
-            self.ask(ctx.limits);
+            self.request_ack(ctx.limits);
         }
         is_quiet
     }
@@ -146,7 +146,7 @@ impl Requester {
         self.sending.forget_failure();
         self.rewind_to(self.window.una());
         // What asked may be lost.
-        self.asking.forget(self.window.una());
+        self.ack_requests.forget(self.window.una());
         if let Some(board) = &mut self.scoreboard {
             board.mark_all_lost(&self.window);
         }
@@ -156,7 +156,7 @@ impl Requester {
     fn begin(&mut self, cause: Cause) {
         self.pacing.forget_probe();
         self.retry.begin(cause);
-        self.asking.cancel_probe();
+        self.ack_requests.cancel_probe();
     }
 
     /// Moves the position to the packets that are marked to be sent again.

@@ -16,8 +16,8 @@ pub(super) struct Retry {
     timeout: Option<Nanos>,
     /// Time of the next retransmission by timeout.
     at: Nanos,
-    left: u8,
-    rnr_left: u8,
+    remaining: u8,
+    rnr_remaining: u8,
     /// Cause of the retransmission of packets before `sent_end`.
     cause: Option<Cause>,
     /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
@@ -26,7 +26,14 @@ pub(super) struct Retry {
 
 impl Retry {
     pub(super) fn new() -> Retry {
-        Retry { timeout: None, at: Nanos::MAX, left: 0, rnr_left: 0, cause: None, implied_nak: false }
+        Retry {
+            timeout: None,
+            at: Nanos::MAX,
+            remaining: 0,
+            rnr_remaining: 0,
+            cause: None,
+            implied_nak: false,
+        }
     }
 
     /// Returns the time to wait for an acknowledgement.
@@ -100,24 +107,24 @@ impl Retry {
     /// Takes a retry. Returns false if none is left.
     //= IBTA 9.9.2: retries-are-counted
     pub(super) fn take(&mut self) -> bool {
-        let is_left = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        is_left
+        let may_retry = self.remaining > 0;
+        self.remaining = self.remaining.saturating_sub(1);
+        may_retry
     }
 
     /// Takes an RNR retry. Returns false if none is left.
     pub(super) fn take_rnr(&mut self, attributes: &QpAttributes) -> bool {
         // The packet reached the peer: reset the retry counter. Losses during a long RNR wait must not add up to a
         // failure.
-        self.left = attributes.retry_cnt;
+        self.remaining = attributes.retry_cnt;
         //= IBTA 9.9.2: seven-rnr-retries-are-for-ever
         if attributes.rnr_retry == RNR_INFINITE {
             return true;
         }
         //= IBTA 9.9.2: rnr-retries-are-counted
-        let is_left = self.rnr_left > 0;
-        self.rnr_left = self.rnr_left.saturating_sub(1);
-        is_left
+        let may_retry = self.rnr_remaining > 0;
+        self.rnr_remaining = self.rnr_remaining.saturating_sub(1);
+        may_retry
     }
 
     /// True if an implied NAK was handled since the last progress.
@@ -132,16 +139,16 @@ impl Retry {
 
     /// Sets both counters as agreed.
     pub(super) fn restore(&mut self, attributes: &QpAttributes) {
-        (self.left, self.rnr_left) = (attributes.retry_cnt, attributes.rnr_retry);
+        (self.remaining, self.rnr_remaining) = (attributes.retry_cnt, attributes.rnr_retry);
     }
 
     /// Handles progress: the retries are given back. `is_all`: nothing is outstanding any more.
     #[inline(always)]
     pub(super) fn progress(&mut self, attributes: &QpAttributes, is_all: bool) {
         //= IBTA 9.9.2: progress-gives-the-retries-back
-        self.left = attributes.retry_cnt;
+        self.remaining = attributes.retry_cnt;
         if is_all || !PlantedBug::RnrTriesAreUsedUp.is() {
-            self.rnr_left = attributes.rnr_retry;
+            self.rnr_remaining = attributes.rnr_retry;
         }
         self.implied_nak &= PlantedBug::GoesBackOnce.is();
     }
@@ -151,8 +158,10 @@ impl Retry {
         match self.cause {
             // Neither costs a retry.
             Some(Cause::Selective | Cause::Probe) => (0, 0),
-            Some(Cause::Rnr) => (attributes.rnr_retry.saturating_sub(self.rnr_left), attributes.rnr_retry),
-            _ => (attributes.retry_cnt.saturating_sub(self.left), attributes.retry_cnt),
+            Some(Cause::Rnr) => {
+                (attributes.rnr_retry.saturating_sub(self.rnr_remaining), attributes.rnr_retry)
+            }
+            _ => (attributes.retry_cnt.saturating_sub(self.remaining), attributes.retry_cnt),
         }
     }
 }

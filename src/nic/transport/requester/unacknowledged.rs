@@ -19,7 +19,7 @@ const UC: u8 = 0x20;
 const OWN_QKEY: u32 = 1 << 31;
 
 impl Requester {
-    /// Plans the next request packet. A request that cannot be sent fails at once and moves the QP to SQE.
+    /// Plans the next request packet. A request that cannot be sent fails immediately and moves the QP to SQE.
     pub(crate) fn next_unacknowledged(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if !self.may_send_requests(qp) {
             return None;
@@ -81,7 +81,7 @@ impl Requester {
         }
         let mtu = qp.qp_type.is_connected().then_some(qp.mtu());
         //= IBTA 9.8.2: uc-is-done-when-it-has-left
-        if self.window.unacknowledged_left(plan.bth.psn, mtu) {
+        if self.window.unacknowledged_sent(plan.bth.psn, mtu) {
             self.complete_oldest(qp, ctx);
         }
     }

@@ -196,7 +196,7 @@ impl SendWindow {
     }
 
     /// Moves the position to the first packet of its message.
-    pub(super) fn begin_message_anew(&mut self) {
+    pub(super) fn restart_message(&mut self) {
         self.next_packet = 0;
     }
 
@@ -239,7 +239,7 @@ impl SendWindow {
     /// Advances the position past its packet with this PSN, which is sent. Returns the PSN behind it, and whether it is a request for a READ or an
     /// atomic, which asks for all that is left.
     #[inline(always)]
-    pub(super) fn packet_left(&mut self, psn: Psn, mtu: usize) -> (Psn, bool) {
+    pub(super) fn packet_sent(&mut self, psn: Psn, mtu: usize) -> (Psn, bool) {
         let wqe = self.queue.at_mut(self.next);
         let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
         if !wqe.started {
@@ -249,7 +249,7 @@ impl SendWindow {
             wqe.packets = packets_of(wqe, mtu);
             self.psn = wqe.end_psn();
         }
-        wqe.asked_from = self.next_packet;
+        wqe.requested_from = self.next_packet;
         let end = if takes_resource { wqe.end_psn() } else { psn.next() };
         if takes_resource {
             self.reads_outstanding += 1;
@@ -267,7 +267,7 @@ impl SendWindow {
 
     /// Advances the position past its packet with this PSN, which is sent and needs no acknowledgement. `mtu`: `None` if each message is one
     /// packet. Returns true for the last packet of a message.
-    pub(super) fn unacknowledged_left(&mut self, psn: Psn, mtu: Option<usize>) -> bool {
+    pub(super) fn unacknowledged_sent(&mut self, psn: Psn, mtu: Option<usize>) -> bool {
         let wqe = self.queue.at_mut(self.next);
         if !wqe.started {
             wqe.started = true;

@@ -49,10 +49,10 @@ impl Responder {
         let original = resource.reth;
         let selective = qp.attributes().selective_repeat;
         let is_there = reth.rkey == original.rkey && reth.va == original.va.wrapping_add(skipped);
-        let left = u64::from(original.dma_len).checked_sub(skipped);
-        let Some(left) = left.filter(|_| is_there) else { return false };
+        let remaining = u64::from(original.dma_len).checked_sub(skipped);
+        let Some(remaining) = remaining.filter(|_| is_there) else { return false };
         let length = u64::from(reth.dma_len);
-        if selective && packets == 1 && length == left.min(mtu as u64) {
+        if selective && packets == 1 && length == remaining.min(mtu as u64) {
             if resource.queued && first >= resource.next {
                 // The packet was not sent yet. A second one would delay what is behind, by its time at a limited rate.
                 return true;
@@ -61,7 +61,7 @@ impl Responder {
             return self.answer_part(psn);
         }
         //= IBTA 9.7.5.1: duplicate-read-may-be-a-part
-        if length != left || first + packets != resource.packets {
+        if length != remaining || first + packets != resource.packets {
             return false;
         }
         let user = KeyUser { pd: resource.pd, qp: qp.index };
@@ -73,8 +73,8 @@ impl Responder {
             return false;
         }
         // With selective repeat, what is before `first` may have been asked for as well.
-        let goes_on = resource.queued && selective && first > resource.next;
-        if !(goes_on || resource.queued && PlantedBug::AnswerGoesOn.is()) {
+        let continues = resource.queued && selective && first > resource.next;
+        if !(continues || resource.queued && PlantedBug::AnswerGoesOn.is()) {
             resource.next = first;
         }
         if PlantedBug::RestOfReadStartsOver.is() {

@@ -16,7 +16,7 @@ pub(super) struct SendEnd {
 /// What came before it was due. Bit `i` of the bitmap stands for the expected PSN plus `i`; bit 0 is clear.
 #[derive(Debug, Default)]
 pub(in crate::transport) struct Early {
-    came: u128,
+    received: u128,
     /// Number of PSNs from the expected one to the highest that came, kept or not.
     seen: u32,
     /// PSN of the packet that came last.
@@ -28,12 +28,12 @@ pub(in crate::transport) struct Early {
 impl Early {
     /// True if a packet came early that is not passed yet.
     pub(super) fn is_empty(&self) -> bool {
-        self.came == 0 && self.seen == 0
+        self.received == 0 && self.seen == 0
     }
 
     /// True if the packet came and was kept that is `index` behind the expected one.
     pub(super) fn has(&self, index: u32) -> bool {
-        self.came & bit(index) != 0
+        self.received & bit(index) != 0
     }
 
     /// True if the packet that is `index` behind the expected one may be kept.
@@ -43,7 +43,7 @@ impl Early {
 
     /// Notes a packet that came, `index` behind the expected one.
     pub(super) fn note(&mut self, psn: Psn, index: u32, kept: bool) {
-        self.came |= if kept { bit(index) } else { 0 };
+        self.received |= if kept { bit(index) } else { 0 };
         self.seen = self.seen.max(index + 1);
         self.latest = psn;
     }
@@ -72,7 +72,7 @@ impl Early {
 
     /// True if two adjacent PSNs before the one at `index` are missing.
     fn has_wide_gap(&self, index: u32) -> bool {
-        let missing = !self.came & mask(index);
+        let missing = !self.received & mask(index);
         missing & missing >> 1 != 0
     }
 
@@ -99,12 +99,12 @@ impl Early {
 
     /// True if the expected packet came early.
     pub(super) fn is_due(&self) -> bool {
-        self.came & 1 == 1
+        self.received & 1 == 1
     }
 
     /// Drops the expected packet: it is asked for again.
     pub(super) fn drop_due(&mut self) {
-        self.came &= !1;
+        self.received &= !1;
     }
 
     /// Notes that the packet with this PSN was executed, and all before PSN `expected + count`. `invalidates`: it has invalidated a key.
@@ -119,7 +119,7 @@ impl Early {
 
     /// Moves the bitmap by `count` PSNs from `expected` on, which are executed.
     pub(super) fn pass(&mut self, count: u32, expected: Psn) {
-        self.came = self.came.checked_shr(count).unwrap_or(0);
+        self.received = self.received.checked_shr(count).unwrap_or(0);
         self.seen = self.seen.saturating_sub(count);
         self.writes.pass(count, expected);
     }
@@ -137,32 +137,32 @@ impl Early {
     /// Returns what came and what is missing, from the expected PSN on.
     pub(super) fn sack(&self) -> Sack {
         let count = self.seen.clamp(1, Sack::BITS) as u8;
-        Sack { count, latest: self.latest, bitmap: self.came }
+        Sack { count, latest: self.latest, bitmap: self.received }
     }
 
     /// Takes back a WRITE of `count` packets, of which the first is `index` behind the expected one.
     pub(super) fn take_back_write(&mut self, first: Psn, index: u32, count: u32) {
-        self.came &= !mask(count).checked_shl(index).unwrap_or(0);
+        self.received &= !mask(count).checked_shl(index).unwrap_or(0);
         self.writes.forget(first);
     }
 
     /// Takes back the packet that is `index` behind the expected one.
     pub(super) fn take_back(&mut self, psn: Psn, index: u32) {
-        self.came &= !bit(index);
+        self.received &= !bit(index);
         self.writes.forget(psn);
         self.take_end(psn);
     }
 
     /// Drops all that came early: it is asked for again.
     fn drop_all(&mut self) {
-        self.came = 0;
+        self.received = 0;
         self.send_end = None;
         self.writes = EarlyWrites::default();
     }
 
     pub(super) fn assert_invariants(&self, expected: Psn) {
-        invariant!(self.came & 1 == 0, "the expected PSN {expected} came early");
-        invariant!(self.came & !mask(self.seen) == 0, "{:#x} came of {} PSNs", self.came, self.seen);
+        invariant!(self.received & 1 == 0, "the expected PSN {expected} came early");
+        invariant!(self.received & !mask(self.seen) == 0, "{:#x} came of {} PSNs", self.received, self.seen);
     }
 }
 

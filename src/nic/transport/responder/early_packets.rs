@@ -25,7 +25,7 @@ use crate::verbs::{Access, Wc, WcFlags, WcOpcode};
 use roxie_wire::{Operation, Position, Psn, Reth};
 
 /// Destination of an early packet.
-enum Place {
+enum EarlyPlace {
     /// The receive of the SEND in progress, at this offset.
     Receive(u64),
     /// These bytes of the WRITE in progress, of a remembered one, or of one that begins.
@@ -42,13 +42,13 @@ impl Responder {
             return Verdict::OutOfSequence { expected, nak: false };
         }
         let known = self.early.as_ref().is_some_and(|early| early.has(ahead));
-        let kept = known || self.place_early(ctx, request, ahead);
+        let is_placed = known || self.place_early(ctx, request, ahead);
         if let Some(early) = &mut self.early {
-            early.note(packet.bth.psn, ahead, kept);
+            early.note(packet.bth.psn, ahead, is_placed);
         }
-        self.ask_for_missing();
-        ctx.counters.early_kept += u64::from(kept && !known);
-        Verdict::Early { expected, kept }
+        self.request_missing();
+        ctx.counters.early_kept += u64::from(is_placed && !known);
+        Verdict::Early { expected, is_placed }
     }
 
     /// Places the payload of an early packet. Returns false if the packet is not to be kept.
@@ -69,15 +69,15 @@ impl Responder {
         let before = ctx.out.dma_in.len();
         let psn = packet.bth.psn;
         let placed = match &place {
-            Place::Receive(offset) => self.receiving.scatter(ctx, *offset, payload).is_ok(),
-            Place::Memory { to, begins } => self.plan_early_write(qp, ctx, payload, to, begins.as_ref()),
+            EarlyPlace::Receive(offset) => self.receiving.scatter(ctx, *offset, payload).is_ok(),
+            EarlyPlace::Memory { to, begins } => self.plan_early_write(qp, ctx, payload, to, begins.as_ref()),
         };
         let Some(early) = self.early.as_mut().filter(|_| placed) else { return false };
         match place {
-            Place::Receive(_) if ends => {
+            EarlyPlace::Receive(_) if ends => {
                 early.note_end(SendEnd { psn, length: length as u16, solicited: packet.bth.solicited });
             }
-            Place::Memory { begins: Some(reth), .. } => early.note_write(psn, reth),
+            EarlyPlace::Memory { begins: Some(reth), .. } => early.note_write(psn, reth),
             _ => {}
         }
         self.yield_to_later(qp, ctx, before, psn);
@@ -86,16 +86,16 @@ impl Responder {
     }
 
     /// Returns the place of a packet of the SEND in progress.
-    fn place_in_receive(&self, Received { qp, packet, .. }: Received<'_>, ahead: u32) -> Option<Place> {
+    fn place_in_receive(&self, Received { qp, packet, .. }: Received<'_>, ahead: u32) -> Option<EarlyPlace> {
         let early = self.early.as_ref()?;
         let Message::Send { received } = self.receiving.message() else { return None };
         let continues = matches!(packet.info().position, Position::Middle | Position::Last);
         let is_of_send = continues && early.is_of_send(packet.bth.psn, ahead, self.expected);
-        is_of_send.then(|| Place::Receive(received + u64::from(ahead) * qp.mtu() as u64))
+        is_of_send.then(|| EarlyPlace::Receive(received + u64::from(ahead) * qp.mtu() as u64))
     }
 
     /// Returns the place of a packet of a WRITE whose address is known.
-    fn place_in_memory(&self, Received { qp, packet, .. }: Received<'_>, ahead: u32) -> Option<Place> {
+    fn place_in_memory(&self, Received { qp, packet, .. }: Received<'_>, ahead: u32) -> Option<EarlyPlace> {
         let (psn, early) = (packet.bth.psn, self.early.as_ref()?);
         let mtu = qp.mtu();
         let position = packet.info().position;
@@ -121,7 +121,7 @@ impl Responder {
             && is_last == position.ends()
             && length as u64 == total.saturating_sub(offset).min(mtu as u64);
         let to = Reth { va: reth.va.wrapping_add(offset), dma_len: length as u32, ..reth };
-        fits.then_some(Place::Memory { to, begins })
+        fits.then_some(EarlyPlace::Memory { to, begins })
     }
 
     /// Checks an early WRITE packet as one that is due, and appends its copy.
@@ -213,7 +213,7 @@ impl Responder {
             early.forget_end();
         }
         if !early.is_empty() {
-            self.ask_for_missing();
+            self.request_missing();
         } else if passed {
             self.acknowledge();
         }
@@ -271,11 +271,11 @@ impl Responder {
         let ahead = psn.distance_from(self.expected);
         let early = self.early.as_mut().filter(|_| ahead > 0)?;
         early.take_back(psn, ahead as u32);
-        Some(Verdict::Early { expected: self.expected, kept: false })
+        Some(Verdict::Early { expected: self.expected, is_placed: false })
     }
 
     /// Queues a selective acknowledgement.
-    fn ask_for_missing(&mut self) {
+    fn request_missing(&mut self) {
         let (psn, msn) = (self.expected, self.msn);
         let may_be_ack = !self.resources.answers(psn - 1);
         self.replies.push(Reply::Sack { psn, msn, may_be_ack });

@@ -1,6 +1,6 @@
 //! The responder: executes requests as memory operations and replies (IBTA 9.7.4, 9.7.5.1, 9.9.3).
 //!
-//! Each method is given the QP's context. The responder changes nothing of the QP beside its own state: a verdict that ends the connection
+//! Each method is given the QP's context. The responder changes nothing of the QP but its own state: a verdict that ends the connection
 //! ([`Verdict::ends_connection`](super::Verdict)) has [`Qp`](super::Qp) enter the error state.
 //!
 //! * `requests`: a request is expected, ahead or a duplicate. `execution`, `placement`: the operations. `duplicates`, `early`, `early_packets`,
@@ -68,7 +68,7 @@ pub(super) struct Responder {
     /// Number of completed messages, modulo 2^24.
     msn: u32,
     receiving: Receiving,
-    /// Protection domain in which keys are checked. An XRC target's is that of the shared receive queue that the request names.
+    /// Protection domain in which keys are checked. An XRC target has the domain of the shared receive queue that the request names.
     pd: PdId,
     /// XRC: the shared receive queue of the message in progress.
     srqn: Srqn,

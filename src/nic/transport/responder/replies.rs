@@ -42,7 +42,7 @@ pub enum Reply {
         psn: Psn,
         /// Number of messages completed at that time.
         msn: u32,
-        /// True if an ACK may acknowledge the PSN before: that of a SEND or WRITE.
+        /// True if an ACK may acknowledge the PSN before, which must belong to a SEND or WRITE.
         may_be_ack: bool,
     },
     /// READ response packets, from this responder resource.
@@ -53,7 +53,7 @@ pub enum Reply {
     Atomic(u8),
 }
 
-/// Packets of READ responses to send again alone, beside the bound of all other replies.
+/// Packets of READ responses to send again alone, in addition to the bound of all other replies.
 const PARTS: usize = 32;
 /// Resources for whose replies each queue has room, also if the peer asked for fewer: NAKs of a burst are not merged.
 const LEAST_RESOURCES: usize = 16;

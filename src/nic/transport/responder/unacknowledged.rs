@@ -75,7 +75,7 @@ impl Responder {
         Verdict::ReceiveFailed(status)
     }
 
-    /// Fails the receive of the frame that was handled last, because its memory is missing. `wr_id`: that of its completion, if it had one.
+    /// Fails the receive of the frame that was handled last, because its memory is missing. `wr_id`: from its completion, if it had one.
     pub(crate) fn frame_failed(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, wr_id: Option<u64>) -> Verdict {
         if let Some(wr_id) = wr_id {
             self.receiving.take_back(wr_id);

@@ -26,7 +26,7 @@ pub(super) struct SendSocket {
 
 /// Limits of a [`Sender`].
 pub(super) struct SendLimits {
-    /// Most datagrams in one send; 1 without segmentation offload.
+    /// Maximum number of datagrams in one send; 1 without segmentation offload.
     pub(super) segments: usize,
     /// UDP port of all peers.
     pub(super) port: u16,
@@ -40,7 +40,7 @@ pub(super) struct SendLimits {
 /// requests a connection chooses the reply's destination, and datagrams to an absent host occupy their socket's buffer
 /// for seconds.
 pub(super) struct Sender {
-    /// Sockets of IPv4, then those of IPv6.
+    /// Sockets of IPv4, then of IPv6.
     sockets: Vec<SendSocket>,
     v4_sockets: usize,
     limits: SendLimits,
@@ -203,7 +203,7 @@ impl Sender {
     fn empty_outbox(&mut self, socket: usize) -> bool {
         let mut first = 0;
         // The train before which an earlier datagram's error was reported.
-        let mut told = None;
+        let mut reported = None;
         while first < self.boxed.len() {
             self.counts.calls += 1;
             let fd = self.sockets[socket].socket.as_fd();
@@ -225,7 +225,7 @@ impl Sender {
                 }
                 // With `IP_RECVERR` on, a call may report an earlier datagram's ICMP error, and has then sent nothing.
                 // Retry once.
-                Err(error) if told != Some(first) && is_of_icmp(&error) => told = Some(first),
+                Err(error) if reported != Some(first) && is_of_icmp(&error) => reported = Some(first),
                 Err(error) => {
                     // The error concerns the first train of the call.
                     let t = self.boxed[first];

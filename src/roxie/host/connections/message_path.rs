@@ -22,18 +22,18 @@ pub(super) struct MessagePath {
     pub(super) remote: Gid,
     traffic_class: u8,
     hop_limit: u8,
-    /// The message is a request. UDP sockets send requests at once, to learn if the host is unreachable.
-    asks: bool,
+    /// The message is a request. UDP sockets send requests immediately, to learn if the host is unreachable.
+    is_request: bool,
 }
 
 impl MessagePath {
     pub(super) fn of(transmit: &Transmit) -> MessagePath {
-        MessagePath::to(&transmit.route, transmit.asks())
+        MessagePath::to(&transmit.route, transmit.is_request())
     }
 
     /// Returns the path of a request to the same host.
     pub(super) fn of_request(self) -> MessagePath {
-        MessagePath { asks: true, ..self }
+        MessagePath { is_request: true, ..self }
     }
 
     /// Ends the resolution of the path.
@@ -43,7 +43,7 @@ impl MessagePath {
 
     pub(super) fn to(route: &Route, asks: bool) -> MessagePath {
         MessagePath {
-            asks,
+            is_request: asks,
             local: route.source(),
             remote: route.remote,
             traffic_class: route.traffic_class,
@@ -60,7 +60,7 @@ pub(super) fn find_path(
 ) -> Lookup<(MessagePath, AddressHandle)> {
     let options =
         AhOptions { traffic_class: path.traffic_class, hop_limit: path.hop_limit, ..AhOptions::default() };
-    match device.address_vector_now(path.local, path.remote, &options, path.asks) {
+    match device.address_vector_now(path.local, path.remote, &options, path.is_request) {
         Ok(Some(av)) => match domain.create_ah_along(av) {
             Ok(handle) => Lookup::Found((*path, handle)),
             Err(_) => Lookup::Never,

@@ -25,12 +25,12 @@ use super::device::Device;
 use super::error::DeviceError;
 use super::inbox::Inbox;
 use super::pd::ProtectionDomain;
-use super::searches::{End, Found, Lookup, Searches};
+use super::searches::{Found, Lookup, SearchEnd, Searches};
 use gsi::{Gsi, HEADER, ROOM, SENDS};
 use message_path::{MessagePath, find_path, return_path};
 use roxie_base::threads::spawn_unsignalled;
 use roxie_base::time::Nanos;
-use roxie_nic::cm::{Arrival, Event, ListenOn, Manager, Route, State, Transmit};
+use roxie_nic::cm::{Arrival, ConnectionState, Event, ListenOn, Manager, Route, Transmit};
 use roxie_nic::shared::Armed;
 use roxie_nic::verbs::{QpAttr, QpIndex, QpState, Qpn, SendWr, Wc, WcOpcode, WcStatus};
 use roxie_port::undelivered::Undelivered;
@@ -81,7 +81,7 @@ struct Inner<C> {
     core: Mutex<Core<C>>,
     device: Device,
     /// Messages without a resolved path, for the second thread; `None` ends it.
-    ask: SyncSender<Option<Transmit>>,
+    requests: SyncSender<Option<Transmit>>,
     /// Wakes the first thread.
     wake: EventFd,
     stop: AtomicBool,
@@ -147,13 +147,13 @@ impl<C: Consumer> ConnectionService<C> {
             announced: 0,
             gsi_failed: false,
         };
-        let (ask, asked) = sync_channel(LOOKING);
+        let (requests, receiver) = sync_channel(LOOKING);
         let (core, stop) = (Mutex::new(core), AtomicBool::new(false));
-        let inner = Arc::new(Inner { core, device: device.clone(), ask, wake, stop });
+        let inner = Arc::new(Inner { core, device: device.clone(), requests, wake, stop });
         let mut service = ConnectionService { inner: Arc::clone(&inner), threads: Vec::new() };
         let finder = Arc::clone(&inner);
         let started = [
-            spawn_unsignalled("roxie-cm-paths", move || finder.find_paths(&domain, &asked)),
+            spawn_unsignalled("roxie-cm-paths", move || finder.find_paths(&domain, &receiver)),
             spawn_unsignalled("roxie-cm", move || Poller { inner: &inner, queue, channel }.run()),
         ];
         for thread in started {
@@ -174,9 +174,9 @@ impl<C: Consumer> ConnectionService<C> {
             call(manager, consumer, now)
         };
         core.settle(now);
-        let asks = core.manager.is_asking();
-        let opened = core.reports.open_if(&inner.device, asks);
-        let posted = core.send(&inner.ask);
+        let awaits_answer = core.manager.awaits_answer();
+        let opened = core.reports.open_if(&inner.device, awaits_answer);
+        let posted = core.send(&inner.requests);
         let waiting = opened || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
         if posted {
@@ -193,7 +193,7 @@ impl<C: Consumer> ConnectionService<C> {
     /// True if [`part`](ConnectionService::part) may have to notify a peer. Does not block.
     pub fn has_to_part(&self) -> bool {
         let Ok(core) = self.inner.core.try_lock() else { return true };
-        core.manager.ids().any(|id| core.manager.state(id) != Some(State::TimeWait))
+        core.manager.ids().any(|id| core.manager.state(id) != Some(ConnectionState::TimeWait))
     }
 
     /// Ends all connections before the process ends, as [`Manager::destroy`] does: peers are notified, the consumer is not. Waits
@@ -206,8 +206,11 @@ impl<C: Consumer> ConnectionService<C> {
                 manager.destroy(now, id);
             }
         });
-        let waits =
-            || self.with(|manager, _, _| manager.ids().any(|id| manager.state(id) == Some(State::DreqSent)));
+        let waits = || {
+            self.with(|manager, _, _| {
+                manager.ids().any(|id| manager.state(id) == Some(ConnectionState::DreqSent))
+            })
+        };
         while waits() {
             if Instant::now() >= until {
                 return false;
@@ -222,10 +225,10 @@ impl<C: Consumer> ConnectionService<C> {
         self.inner.lock().gsi.qp.index()
     }
 
-    /// Resolves the path to a host. True: messages to it are now sent at once. False: the kernel was asked, and the caller must
+    /// Resolves the path to a host. True: messages to it are now sent immediately. False: the kernel was asked, and the caller must
     /// try again. While a path is being resolved, messages to it may be dropped, so a message that is sent only once needs a
     /// resolved path.
-    pub(super) fn look_for(&self, route: &Route) -> bool {
+    pub(super) fn resolve_path(&self, route: &Route) -> bool {
         let path = MessagePath::to(route, false);
         let mut core = self.inner.lock();
         if core.paths.get(&path).is_some() {
@@ -240,7 +243,7 @@ impl<C: Consumer> ConnectionService<C> {
     }
 
     /// True if all messages with a resolved path have been sent.
-    pub(super) fn has_said_all(&self) -> bool {
+    pub(super) fn has_sent_all(&self) -> bool {
         let core = self.inner.lock();
         // The previous holder of the lock has sent (`Core::send`): if the manager has more messages, the outbox is not empty.
         core.outbox.is_empty() && core.under_way.iter().all(Option::is_none)
@@ -252,7 +255,7 @@ impl<C: Consumer> Drop for ConnectionService<C> {
         self.inner.stop.store(true, Relaxed);
         self.inner.wake();
         // If the queue is full, the thread finds the stop flag by itself.
-        let _ = self.inner.ask.try_send(None);
+        let _ = self.inner.requests.try_send(None);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -288,7 +291,7 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    /// Resolves an address of this host at once. A process that exits after a reply has then sent it, as with a kernel.
+    /// Resolves an address of this host immediately. A process that exits after a reply has then sent it, as with a kernel.
     fn resolve_own(&mut self, path: &MessagePath) {
         if self.paths.get(path).is_none()
             && self.device.is_own(path.local, path.remote.to_ip())
@@ -306,7 +309,7 @@ impl<C: Consumer> Core<C> {
             let Some(transmit) = next else { break };
             let path = MessagePath::of(&transmit);
             self.resolve_own(&path);
-            // What follows a request goes where the request went, at once.
+            // What follows a request goes where the request went, immediately.
             let path = if self.paths.get(&path).is_some() { path } else { path.of_request() };
             let Some(path) = self.paths.get(&path) else {
                 // If the queue is full, the message is dropped, and retransmitted later.
@@ -435,7 +438,7 @@ impl<C: Consumer> Inner<C> {
     fn find_paths(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
         let mut searches: Searches<MessagePath, Transmit> = Searches::new();
         loop {
-            let next = match searches.next_look() {
+            let next = match searches.next_poll() {
                 None => asked.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => asked.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
@@ -454,23 +457,23 @@ impl<C: Consumer> Inner<C> {
             if self.stop.load(Relaxed) {
                 return;
             }
-            for end in searches.look(Instant::now(), |path| find_path(&self.device, domain, path)) {
+            for end in searches.poll(Instant::now(), |path| find_path(&self.device, domain, path)) {
                 match end {
-                    End::Found((path, handle), messages) => self.found(path, handle, messages),
-                    End::GivenUp(path) => path.give_up(&self.device),
+                    SearchEnd::Found((path, handle), messages) => self.path_resolved(path, handle, messages),
+                    SearchEnd::GivenUp(path) => path.give_up(&self.device),
                 }
             }
         }
     }
 
-    fn found(&self, path: MessagePath, handle: AddressHandle, messages: Vec<Transmit>) {
+    fn path_resolved(&self, path: MessagePath, handle: AddressHandle, messages: Vec<Transmit>) {
         let mut core = self.lock();
         // Sends in progress keep evicted address handles alive.
         core.paths.insert(path, Arc::new(handle));
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);
         }
-        core.send(&self.ask);
+        core.send(&self.requests);
         drop(core);
         self.device.poll();
         self.device.step_aside();
@@ -501,14 +504,14 @@ impl<C: Consumer> Poller<'_, C> {
         while !self.inner.stop.load(Relaxed) && !self.inner.device.has_failed() {
             self.queue.arm(Armed::Next);
             let mut batch = [Wc::default(); BATCH];
-            let came = self.queue.poll_ready(&mut batch);
-            let posted = self.turn(&batch[..came]);
+            let completions = self.queue.poll_ready(&mut batch);
+            let posted = self.turn(&batch[..completions]);
             if posted {
                 // Send now: the thread that otherwise runs the device may be away.
                 self.inner.device.poll();
                 self.inner.device.step_aside();
             }
-            if came == 0 && !self.inner.lock().has_turns() {
+            if completions == 0 && !self.inner.lock().has_turns() {
                 self.sleep();
             }
         }
@@ -528,13 +531,13 @@ impl<C: Consumer> Poller<'_, C> {
                 core.sent(wc);
             }
         }
-        let posted = core.take_turns(now, &self.inner.ask);
+        let posted = core.take_turns(now, &self.inner.requests);
         core.handle_undelivered(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
-        let asks = core.manager.is_asking();
-        core.reports.open_if(&self.inner.device, asks);
-        core.send(&self.inner.ask) || posted
+        let awaits_answer = core.manager.awaits_answer();
+        core.reports.open_if(&self.inner.device, awaits_answer);
+        core.send(&self.inner.requests) || posted
     }
 
     fn sleep(&self) {

@@ -31,10 +31,10 @@ fn sender_is_found_in_either_network_header() {
 /// QP1 has no room while its completions are not polled.
 #[test]
 fn replies_to_a_flood_wait_in_bounded_queues() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).unwrap();
     let manager = Manager::new(roxie_nic::cm::Config { grace: Nanos(0), ..roxie_nic::cm::Config::default() });
-    let service = ConnectionService::start(&far, manager, IgnoreEvents).unwrap();
-    let (here, there) = (far.gids()[0].gid, near.gids()[0].gid);
+    let service = ConnectionService::start(&remote, manager, IgnoreEvents).unwrap();
+    let (here, there) = (remote.gids()[0].gid, local.gids()[0].gid);
     let route = Route::new(here.to_ip(), there.to_ip());
     let handle = service.inner.lock().gsi.domain.create_ah(0, there, &AhOptions::default()).unwrap();
     let mut core = service.inner.lock();
@@ -49,7 +49,7 @@ fn replies_to_a_flood_wait_in_bounded_queues() {
         let from = Arrival { route, src_qp: Qpn::GSI };
         core.manager.handle_mad(Nanos(0), &CmMessage::Req(req).to_mad(number.into()), &from);
         core.settle(Nanos(0));
-        core.send(&service.inner.ask);
+        core.send(&service.inner.requests);
     }
     assert!(core.manager.counters().sent(roxie_wire::cm::Kind::Rej) > 64, "nothing was answered");
     let waiting = core.outbox.len() + std::iter::from_fn(|| core.manager.poll_transmit()).count();
@@ -59,36 +59,40 @@ fn replies_to_a_flood_wait_in_bounded_queues() {
 /// An RTU that waited for a path of its own was overtaken by the DREQ of a short connection: its peer never became connected.
 #[test]
 fn message_behind_a_request_needs_no_path() {
-    let (near, _far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+    let (local, _remote) = Device::memory_pair(&DeviceConfig::default()).unwrap();
     let manager = Manager::new(roxie_nic::cm::Config::default());
-    let service = ConnectionService::start(&near, manager, IgnoreEvents).unwrap();
-    let here = near.gids()[0].gid;
+    let service = ConnectionService::start(&local, manager, IgnoreEvents).unwrap();
+    let here = local.gids()[0].gid;
     let mut core = service.inner.lock();
     let handle = core.gsi.domain.create_ah(0, here, &AhOptions::default()).unwrap();
     let route = Route::new(here.to_ip(), [192, 0, 2, 99].into());
-    let (ask, asked) = std::sync::mpsc::sync_channel(1);
+    let (requests, receiver) = std::sync::mpsc::sync_channel(1);
     core.outbox.push_back(Transmit { route, mad: [0; MAD_LEN] });
-    assert!(!core.send(&ask) && asked.try_recv().is_ok(), "an unknown host is asked for");
+    assert!(!core.send(&requests) && receiver.try_recv().is_ok(), "an unknown host is asked for");
     core.paths.insert(MessagePath::to(&route, true), Arc::new(handle));
     core.outbox.push_back(Transmit { route, mad: [0; MAD_LEN] });
-    assert!(core.send(&ask) && asked.try_recv().is_err(), "the request's path is known");
+    assert!(core.send(&requests) && receiver.try_recv().is_err(), "the request's path is known");
 }
 
 #[test]
 fn failed_qp1_restarts() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).unwrap();
     let service =
-        ConnectionService::start(&far, Manager::new(roxie_nic::cm::Config::default()), IgnoreEvents).unwrap();
-    let client = ConnectionManager::start(&near).unwrap();
-    let (domain, queue) = (near.alloc_pd().unwrap(), near.create_cq(4, None).unwrap());
-    let to = (far.gids()[0].gid.to_ip(), 7174).into();
+        ConnectionService::start(&remote, Manager::new(roxie_nic::cm::Config::default()), IgnoreEvents)
+            .unwrap();
+    let client = ConnectionManager::start(&local).unwrap();
+    let (domain, queue) = (local.alloc_pd().unwrap(), local.create_cq(4, None).unwrap());
+    let to = (remote.gids()[0].gid.to_ip(), 7174).into();
     for _ in 0..3 {
         let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         service.inner.lock().gsi.qp.modify(&error).unwrap();
         let qp = domain.queue_pair(&queue).signal_all().create().unwrap();
         qp.initialize(Access::empty()).unwrap();
         // No listener: QP1 itself answers with a rejection.
-        let said = client.connect(qp, to, &DialOptions::default()).unwrap_err();
-        assert!(matches!(said, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }), "{said}");
+        let refusal = client.connect(qp, to, &DialOptions::default()).unwrap_err();
+        assert!(
+            matches!(refusal, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }),
+            "{refusal}"
+        );
     }
 }

@@ -13,7 +13,7 @@ use nix::unistd::geteuid;
 
 use super::Snapshot;
 use super::live::{CHALLENGE, SECRET};
-use super::look::ask;
+use super::look::connect;
 use super::window::FOR_FRAMES;
 use roxie_base::descriptors::{Peer, peer_of};
 use roxie_base::text::Foreign;
@@ -109,7 +109,7 @@ pub fn attach(device: &Snapshot, snap_length: u32) -> Result<Attached, AttachErr
         _ => AttachError::System { pid, source },
     };
     let question = format!("{FOR_FRAMES}{snap_length}/");
-    let connect = || ask(&device.socket, &question);
+    let connect = || connect(&device.socket, &question);
     let own = geteuid();
     // In a user namespace, a program sees root as any other user.
     let stream = match own.is_root() && device.uid != 0 {

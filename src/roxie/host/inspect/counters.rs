@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::Snapshot;
-use super::look::{LONGEST, PATIENCE, answer, ask, known, names};
+use super::look::{LONGEST, PATIENCE, answer, connect, known, names};
 use super::window::FOR_COUNTERS;
 use roxie_base::descriptors::{Peer, peer_of};
 
@@ -35,7 +35,7 @@ impl CounterReader {
         let late: BTreeSet<String> = self.outstanding.keys().cloned().collect();
         // Ask all devices before waiting for the first answer.
         for name in all.difference(&late) {
-            if let Ok(reader) = ask(name, FOR_COUNTERS)
+            if let Ok(reader) = connect(name, FOR_COUNTERS)
                 && peer_of(reader.as_fd()).is_ok_and(Peer::is_own_or_root)
             {
                 self.outstanding.insert(name.clone(), reader);

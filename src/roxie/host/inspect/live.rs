@@ -91,7 +91,7 @@ impl LiveCapture {
     }
 
     /// Begins the capture for a reader that has shown the secret. Refuses others.
-    fn hear_candidates(&mut self, device: &State) {
+    fn receive_candidates(&mut self, device: &State) {
         let now = Instant::now();
         for candidate in std::mem::take(&mut self.candidates) {
             match candidate.has_proved() {
@@ -149,7 +149,7 @@ impl LiveCapture {
 
     /// Begins the capture if a reader may have it. Ends it if its reader has asked for that or is gone. Does not block.
     pub(in crate::host) fn follow(&mut self, device: &State) {
-        self.hear_candidates(device);
+        self.receive_candidates(device);
         let Some(running) = &mut self.running else { return };
         let now = Instant::now();
         match running.ends_by {
@@ -193,8 +193,8 @@ impl LiveCapture {
     pub(in crate::host) fn timeout(&self) -> Option<PollTimeout> {
         let of_candidates = self.candidates.iter().map(|candidate| candidate.until);
         let until = of_candidates.chain(self.running.as_ref().and_then(|running| running.ends_by)).min()?;
-        let left = until.saturating_duration_since(Instant::now()) + LOOK;
-        Some(PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))
+        let remaining = until.saturating_duration_since(Instant::now()) + LOOK;
+        Some(PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX))
     }
 }
 

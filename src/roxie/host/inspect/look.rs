@@ -48,7 +48,7 @@ pub struct Look {
     /// Processes with an answer of a version that this reader does not understand.
     pub of_other_versions: Vec<(u32, OtherVersion)>,
     /// Number of other users' devices that were not read: they are too many, or their answers too long or invalid.
-    pub left_out: usize,
+    pub omitted: usize,
 }
 
 /// A device with an outstanding answer.
@@ -58,7 +58,7 @@ struct Asked {
     whose: Peer,
 }
 
-/// Reads all devices in the calling thread's network namespace that this process may read: those of its user and root's, or all if
+/// Reads all devices in the calling thread's network namespace that this process may read: devices of its user and of root, or all if
 /// it is root. Waits up to 0.5 s for all devices together.
 ///
 /// # Errors
@@ -67,43 +67,45 @@ pub fn snapshots() -> io::Result<Look> {
     let until = Instant::now() + PATIENCE;
     let is_root = geteuid().is_root();
     // Ask all devices before waiting for the first answer.
-    let (mut asked, mut others) = (Vec::new(), Vec::new());
-    let mut look = Look::default();
+    let (mut queried, mut others) = (Vec::new(), Vec::new());
+    let mut result = Look::default();
     for name in names()? {
-        // A socket that does not accept at once is no device, or its process is ending. Its user is unknown.
+        // A socket that does not accept immediately is no device, or its process is ending. Its user is unknown.
         let Ok(reader) = connect_now(None, &name) else { continue };
         let Ok(whose) = peer_of(reader.as_fd()) else { continue };
         match whose.is_own_or_root() {
-            true => asked.push(Asked { name, reader, whose }),
+            true => queried.push(Asked { name, reader, whose }),
             false if is_root && others.len() < OTHERS => {
-                others.push(Asked { name, reader, whose }.asked_by_its_user())
+                others.push(Asked { name, reader, whose }.queried_by_its_user())
             }
-            false => look.left_out += usize::from(is_root),
+            false => result.omitted += usize::from(is_root),
         }
     }
-    asked.into_iter().for_each(|asked| look.add(&asked, answer(asked.reader.as_fd(), until, LONGEST)));
-    let mut left = Left { bytes: LONGEST_OF_OTHERS, entries: ENTRIES_OF_OTHERS };
-    for asked in others {
-        let answered = answer(asked.reader.as_fd(), until, left.bytes.min(LONGEST_OF_OTHER));
-        look.add(&asked, answered.and_then(|answered| left.take(answered)));
+    queried
+        .into_iter()
+        .for_each(|queried| result.add(&queried, answer(queried.reader.as_fd(), until, LONGEST)));
+    let mut allowance = Allowance { bytes: LONGEST_OF_OTHERS, entries: ENTRIES_OF_OTHERS };
+    for queried in others {
+        let answered = answer(queried.reader.as_fd(), until, allowance.bytes.min(LONGEST_OF_OTHER));
+        result.add(&queried, answered.and_then(|answered| allowance.take(answered)));
     }
-    look.snapshots.sort_by_key(|snapshot| snapshot.pid);
-    Ok(look)
+    result.snapshots.sort_by_key(|snapshot| snapshot.pid);
+    Ok(result)
 }
 
 /// What the answers of other users may still have.
-struct Left {
+struct Allowance {
     bytes: u64,
     entries: usize,
 }
 
-impl Left {
+impl Allowance {
     /// Counts an answer, or refuses it.
     fn take(&mut self, answered: Option<(Snapshot, u64)>) -> io::Result<Option<(Snapshot, u64)>> {
         let Some((snapshot, length)) = &answered else { return Ok(None) };
         self.bytes = self.bytes.saturating_sub(*length);
-        let left = self.entries.checked_sub(snapshot.entries());
-        self.entries = left.ok_or_else(|| io::Error::other("too many objects of other users"))?;
+        let remaining = self.entries.checked_sub(snapshot.entries());
+        self.entries = remaining.ok_or_else(|| io::Error::other("too many objects of other users"))?;
         Ok(answered)
     }
 }
@@ -111,7 +113,7 @@ impl Left {
 impl Asked {
     /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
     /// other user, and tells it nothing.
-    fn asked_by_its_user(self) -> Asked {
+    fn queried_by_its_user(self) -> Asked {
         let Some(uid) = self.whose.uid else { return self };
         let again = as_user(uid, || connect_now(None, &self.name)).and_then(|connected| connected);
         match again.and_then(|reader| Ok((peer_of(reader.as_fd())?, reader))) {
@@ -132,7 +134,7 @@ impl Look {
                 self.of_other_versions.extend(other_version(&error).map(|other| (pid, other)));
             }
             Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
-            Err(_) => self.left_out += 1,
+            Err(_) => self.omitted += 1,
         }
     }
 }
@@ -156,7 +158,7 @@ pub(super) fn known(mut snapshot: Snapshot, socket: &str, whose: Peer) -> Snapsh
 }
 
 /// Connects to a device by a socket whose name begins with `question`. Does not block.
-pub(super) fn ask(device: &str, question: &str) -> io::Result<UnixStream> {
+pub(super) fn connect(device: &str, question: &str) -> io::Result<UnixStream> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let reader = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -267,11 +269,11 @@ mod tests {
             let qps = vec![QpEntry::default(); count];
             Some((Snapshot { qps, ..Snapshot::default() }, 1000))
         };
-        let mut left = Left { bytes: 1500, entries: 10 };
-        assert!(left.take(of(7)).is_ok_and(|taken| taken.is_some()));
-        assert!(left.take(of(4)).is_err(), "4 of 3");
-        assert_eq!((left.bytes, left.entries), (0, 3));
-        assert!(left.take(of(3)).is_ok() && left.take(of(1)).is_err());
+        let mut allowance = Allowance { bytes: 1500, entries: 10 };
+        assert!(allowance.take(of(7)).is_ok_and(|taken| taken.is_some()));
+        assert!(allowance.take(of(4)).is_err(), "4 of 3");
+        assert_eq!((allowance.bytes, allowance.entries), (0, 3));
+        assert!(allowance.take(of(3)).is_ok() && allowance.take(of(1)).is_err());
     }
 
     #[test]
@@ -282,8 +284,8 @@ mod tests {
             assert_eq!(snapshot.pid, 7);
         }
         let error = read(r#"{"version":2,"pid":"seven"}"#).expect_err("another version");
-        let said = other_version(&error).expect("named").to_string();
-        assert!(said.contains("version 2") && said.ends_with("update this program"), "{said}");
+        let message = other_version(&error).expect("named").to_string();
+        assert!(message.contains("version 2") && message.ends_with("update this program"), "{message}");
     }
 
     #[test]
@@ -304,7 +306,7 @@ mod tests {
             clients: clients.clone(),
             ..Snapshot::default()
         };
-        let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
+        let (own, other_user) = (geteuid().as_raw(), geteuid().as_raw() + 1);
         let known = |snapshot, pid, uid| known(snapshot, "", Peer { pid, uid: Some(uid) });
         let seen = known(forged(), 4_000_000, own);
         assert_eq!((seen.pid, seen.uid, seen.name.as_received()), (4_000_000, own, "sshd"));
@@ -312,11 +314,15 @@ mod tests {
         let seen = known(forged(), 0, own);
         assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
         for pid in [0, 4_000_000] {
-            let seen = known(forged(), pid, stranger);
-            assert_eq!((seen.pid, seen.uid, seen.name.as_received()), (pid, stranger, ""), "no such process");
+            let seen = known(forged(), pid, other_user);
+            assert_eq!(
+                (seen.pid, seen.uid, seen.name.as_received()),
+                (pid, other_user, ""),
+                "no such process"
+            );
             assert_eq!((seen.clients.len(), seen.slot), (0, None), "what it says of others");
         }
-        let seen = known(forged(), std::process::id(), stranger);
+        let seen = known(forged(), std::process::id(), other_user);
         assert_ne!(seen.name, "sshd");
     }
 }

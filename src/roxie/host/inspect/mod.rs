@@ -55,7 +55,7 @@ impl State {
             slot: self.slot.get().and_then(DeviceSlot::unit),
             cm_ids: self.cm_ids.get().map_or_else(Vec::new, |cm_ids| cm_ids()),
             clients: self.clients.get().map_or_else(Vec::new, |clients| clients()),
-            ..self.adapter.look(self.others.get())
+            ..self.adapter.snapshot(self.others.get())
         }
     }
 }

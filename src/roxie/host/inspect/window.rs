@@ -95,7 +95,7 @@ impl Window {
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
             // A reader that is gone gets no answer, nor does any if memory is short.
-            if !may_look(&reader) {
+            if !may_inspect(&reader) {
                 continue;
             }
             let snapshot = match Question::of(&name) {
@@ -123,7 +123,7 @@ impl Drop for Window {
 }
 
 /// True for the same user, and for root.
-fn may_look(reader: &UnixStream) -> bool {
+fn may_inspect(reader: &UnixStream) -> bool {
     peer_of(reader.as_fd()).is_ok_and(Peer::is_own_or_root)
 }
 

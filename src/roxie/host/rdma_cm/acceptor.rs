@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::super::qp::QueuePair;
-use super::connection::{Connection, Line, ah_options};
+use super::connection::{Connection, ConnectionLine, ah_options};
 use super::dispatcher::Events;
 use super::listener::{ConnectionRequest, PortListener, confirmed};
 use super::{DialError, DialOptions};
@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Anyone can send requests that name other hosts as their source. A half-open connection therefore has no thread: only
 /// the queue pair that the server offers, with a receive for the first message, which may overtake the confirmation, in memory that all
 /// connections share ([`FirstMessages`](super::FirstMessages)). A peer that sends
-/// more before the server has posted receives is told to try again (RNR NAK). The number of half-open connections is limited, apart from that of connections. If all places are
+/// more before the server has posted receives is told to try again (RNR NAK). The number of half-open connections is limited, apart from the number of connections. If all places are
 /// taken, the address with the most places loses its oldest one. If each has one, a request is dropped, unless it is a repetition
 /// or a place is 0.5 s old. Hosts that were only named as the source do not repeat requests. Dropping the acceptor ends listening,
 /// and all half-open connections.
@@ -45,7 +45,7 @@ enum HalfOpen<T> {
     /// The path back to the peer is being resolved.
     Requested(ConnectionRequest),
     Offered {
-        line: Line,
+        line: ConnectionLine,
         peer: SocketAddr,
         qp: QueuePair,
         state: T,
@@ -79,12 +79,12 @@ impl<T> Acceptor<T> {
             if device.has_failed() {
                 return Err(DialError::DeviceFailed);
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Ok(None);
             }
             let half_open = self.half_open.iter().map(HalfOpen::events);
-            Events::wait_for_any(half_open.chain([&self.listener.requests]), left.min(LOOK));
+            Events::wait_for_any(half_open.chain([&self.listener.requests]), remaining.min(LOOK));
             device.poll();
         }
     }

@@ -25,7 +25,7 @@ pub struct ConnectionEnded;
 /// A connection. Dropping it ends the connection and notifies the peer.
 #[derive(Debug)]
 pub struct Connection {
-    line: Line,
+    line: ConnectionLine,
     qp: QueuePair,
     peer: SocketAddr,
     private_data: PrivateData,
@@ -34,13 +34,13 @@ pub struct Connection {
 
 /// A connection's ID and its events.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ConnectionLine {
     pub(super) shared: Arc<Shared>,
     pub(super) id: CommId,
     pub(super) events: Events,
 }
 
-impl Drop for Line {
+impl Drop for ConnectionLine {
     fn drop(&mut self) {
         self.shared.with(|manager, dispatcher, now| {
             manager.destroy(now, self.id);
@@ -49,9 +49,9 @@ impl Drop for Line {
     }
 }
 
-impl Line {
+impl ConnectionLine {
     /// Returns the next event. `None`: none came in time, or no more will come.
-    pub(super) fn hear(&self, timeout: Duration) -> Option<Event> {
+    pub(super) fn next_event(&self, timeout: Duration) -> Option<Event> {
         self.events.wait(&self.shared.device, timeout)
     }
 
@@ -101,7 +101,7 @@ pub(super) fn connect(
     // Resolve the path before the first message is sent.
     shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
     let line = request(shared, &qp, local, to, options)?;
-    let event = line.hear(Duration::MAX);
+    let event = line.next_event(Duration::MAX);
     established(line, qp, to, event, options)
 }
 
@@ -128,18 +128,18 @@ fn request(
     local: LocalGid,
     to: SocketAddr,
     options: &DialOptions,
-) -> Result<Line, DialError> {
+) -> Result<ConnectionLine, DialError> {
     let request = shared.request(local_qp(qp), local, to, options)?;
     let (id, events) = shared.with(|manager, dispatcher, now| {
         let id = manager.connect(now, &request)?;
         Ok::<_, DialError>((id, dispatcher.follow(id)))
     })?;
-    Ok(Line { shared: Arc::clone(shared), id, events })
+    Ok(ConnectionLine { shared: Arc::clone(shared), id, events })
 }
 
 /// Completes a connection after the first event that follows its REQ.
 fn established(
-    line: Line,
+    line: ConnectionLine,
     qp: QueuePair,
     peer: SocketAddr,
     event: Option<Event>,
@@ -169,7 +169,12 @@ pub(super) fn failure(peer: SocketAddr, event: Option<Event>) -> DialError {
 }
 
 impl Connection {
-    pub(super) fn new(line: Line, qp: QueuePair, peer: SocketAddr, private_data: PrivateData) -> Connection {
+    pub(super) fn new(
+        line: ConnectionLine,
+        qp: QueuePair,
+        peer: SocketAddr,
+        private_data: PrivateData,
+    ) -> Connection {
         Connection { line, qp, peer, private_data, has_ended: AtomicBool::new(false) }
     }
 
@@ -199,7 +204,7 @@ impl Connection {
     /// Waits until the peer ends the connection or no longer knows it, and agrees to it. Outstanding work requests are flushed.
     /// False: neither happened in time.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
-        let Some(event) = self.line.hear(timeout) else { return false };
+        let Some(event) = self.line.next_event(timeout) else { return false };
         self.end(&event);
         true
     }
@@ -215,21 +220,21 @@ impl Connection {
     ) -> Result<Option<Wc>, ConnectionEnded> {
         let until = Instant::now() + timeout;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if let Some(wc) = cq.wait(left.min(LOOK_FOR_END)) {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if let Some(wc) = cq.wait(remaining.min(LOOK_FOR_END)) {
                 return Ok(Some(wc));
             }
             if self.wait_for_end(Duration::ZERO) {
                 return Err(ConnectionEnded);
             }
-            if left.is_zero() {
+            if remaining.is_zero() {
                 return Ok(None);
             }
         }
     }
 
     /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails, and
-    /// at once if the connection has ended. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
+    /// immediately if the connection has ended. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     #[cfg(feature = "tokio")]
     pub async fn ended(&self) {
         if !self.has_ended.load(Relaxed)
@@ -258,7 +263,7 @@ impl Connection {
         let id = self.line.id;
         self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY))?;
         self.flush();
-        while let Some(event) = self.line.hear(Duration::MAX) {
+        while let Some(event) = self.line.next_event(Duration::MAX) {
             if matches!(event, Event::Disconnected { .. }) || event.is_last() {
                 return Ok(());
             }

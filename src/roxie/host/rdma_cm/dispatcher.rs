@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Select, Sender, bounded};
 use super::super::connections::Consumer;
 use super::super::device::Device;
 use roxie_base::time::Nanos;
-use roxie_nic::cm::{Event, Listener, Manager, ResolveAnswer, State};
+use roxie_nic::cm::{ConnectionState, Event, Listener, Manager, ResolveAnswer};
 use roxie_wire::cm::{CommId, SidrStatus};
 
 /// Capacity of a connection's event queue: a connection has four events at most, from its answer or confirmation to the end of its time wait.
@@ -77,17 +77,18 @@ impl Events {
     /// Blocks until the next event. `None`: none came in time, or no more will come.
     pub(super) fn wait(&self, device: &Device, timeout: Duration) -> Option<Event> {
         let until = Instant::now().checked_add(timeout);
-        let mut look = FIRST_LOOK;
+        let mut interval = FIRST_LOOK;
         loop {
-            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
-            match self.events.recv_timeout(look.min(left)) {
+            let remaining =
+                until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            match self.events.recv_timeout(interval.min(remaining)) {
                 Ok(event) => return Some(event),
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) if left.is_zero() || device.has_failed() => return None,
+                Err(RecvTimeoutError::Timeout) if remaining.is_zero() || device.has_failed() => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
             device.poll();
-            look = (look * 2).min(LAST_LOOK);
+            interval = (interval * 2).min(LAST_LOOK);
         }
     }
 
@@ -146,7 +147,7 @@ impl Requests {
 
 /// True if a request waits for its answer.
 pub(super) fn is_pending(manager: &Manager, id: CommId) -> bool {
-    matches!(manager.state(id), Some(State::ReqRcvd | State::MraReqSent))
+    matches!(manager.state(id), Some(ConnectionState::ReqRcvd | ConnectionState::MraReqSent))
 }
 
 /// Distributes events.

@@ -66,7 +66,7 @@ impl FirstMessage {
     /// Returns the first bytes of the place, at most `length`.
     ///
     /// # Errors
-    /// As those of [`MemoryRegion::read_at`].
+    /// The errors of [`MemoryRegion::read_at`].
     pub fn to_vec(&self, length: usize) -> Result<Vec<u8>, DeviceError> {
         self.pool.region.to_vec(self.begin(), length.min(self.pool.length))
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::adapter::DeviceSlot;
 use super::super::qp::QueuePair;
-use super::connection::{Connection, Line, failure, set_up};
+use super::connection::{Connection, ConnectionLine, failure, set_up};
 use super::dispatcher::{Events, is_pending};
 use super::{DialError, DialOptions, Shared, local_qp};
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
@@ -97,8 +97,9 @@ impl PortListener {
     pub fn accept(&self, timeout: Duration) -> Result<Option<ConnectionRequest>, DialError> {
         let until = Instant::now().checked_add(timeout);
         loop {
-            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
-            match self.requests.wait(&self.shared.device, left).map(|event| self.request(event)) {
+            let remaining =
+                until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            match self.requests.wait(&self.shared.device, remaining).map(|event| self.request(event)) {
                 Some(None) => {}
                 Some(request) => return Ok(request),
                 None if self.shared.device.has_failed() => return Err(DialError::DeviceFailed),
@@ -137,7 +138,7 @@ impl PortListener {
             manager.take(id);
             is_pending(manager, id).then(|| dispatcher.follow(id))
         })?;
-        let line = Line { shared: Arc::clone(&self.shared), id, events };
+        let line = ConnectionLine { shared: Arc::clone(&self.shared), id, events };
         let header = CmaHeader::read(&request.private_data);
         let (ip, port) = header.map_or((route.remote.to_ip(), 0), |h| (h.source, h.source_port));
         Some(ConnectionRequest { line, request, route, peer: SocketAddr::new(ip, port) })
@@ -147,7 +148,7 @@ impl PortListener {
 /// A pending connection request. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    pub(super) line: Line,
+    pub(super) line: ConnectionLine,
     request: Box<Req>,
     /// Path to the peer.
     pub(super) route: Route,
@@ -177,7 +178,7 @@ impl ConnectionRequest {
     /// rejected. The QP is destroyed.
     pub fn accept(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;
-        let event = self.line.hear(Duration::MAX);
+        let event = self.line.next_event(Duration::MAX);
         confirmed(self.line, qp, self.peer, event)
     }
 
@@ -185,7 +186,7 @@ impl ConnectionRequest {
     /// next hop, resolving it blocks, for 3 s at most. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
-    /// As those of [`ConnectionRequest::accept`].
+    /// The errors of [`ConnectionRequest::accept`].
     #[cfg(feature = "tokio")]
     pub async fn accept_async(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;
@@ -200,9 +201,9 @@ impl ConnectionRequest {
         let mut parameters = shared.with(|manager, _, _| manager.parameters(id))?;
         let largest = shared.device.largest_mtu();
         if parameters.path_mtu > largest {
-            let asked = parameters.path_mtu.bytes();
+            let requested = parameters.path_mtu.bytes();
             refuse_mtu(line, largest)?;
-            return Err(DialError::PathMtu { peer, asked, largest: largest.bytes() });
+            return Err(DialError::PathMtu { peer, requested, largest: largest.bytes() });
         }
         let local = local_qp(qp);
         parameters.rq_psn = local.psn;
@@ -242,7 +243,7 @@ impl ConnectionRequest {
 
 /// Returns the connection of an answered request, after the event that followed the answer.
 pub(super) fn confirmed(
-    line: Line,
+    line: ConnectionLine,
     qp: QueuePair,
     peer: SocketAddr,
     event: Option<Event>,
@@ -253,7 +254,7 @@ pub(super) fn confirmed(
     }
 }
 
-fn refuse_mtu(line: &Line, largest: Mtu) -> Result<(), DialError> {
+fn refuse_mtu(line: &ConnectionLine, largest: Mtu) -> Result<(), DialError> {
     let ari = Ari::new(&[largest as u8]);
     line.shared.with(|manager, _, now| {
         manager.reject(now, line.id, RejReason::INVALID_MTU, ari, PrivateData::EMPTY)

@@ -118,12 +118,12 @@ pub enum DialError {
         private_data: Vec<u8>,
     },
     /// The peer asks for a larger path MTU than the link carries.
-    #[error("{peer} asks for a path MTU of {asked}, the link carries {largest} at most")]
+    #[error("{peer} asks for a path MTU of {requested}, the link carries {largest} at most")]
     PathMtu {
         /// The peer's address and port.
         peer: SocketAddr,
         /// The requested path MTU, in bytes.
-        asked: usize,
+        requested: usize,
         /// The largest path MTU of this link, in bytes.
         largest: usize,
     },
@@ -257,7 +257,7 @@ impl ConnectionManager {
         let shared =
             Arc::new(Shared { device: device.clone(), service, next_port, next_owner: AtomicU32::new(0) });
         let of = Arc::downgrade(&shared);
-        device.tell_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
+        device.set_cm_ids(Box::new(move || of.upgrade().map_or_else(Vec::new, |shared| shared.cm_ids())));
         Ok(ConnectionManager { shared })
     }
 
@@ -279,7 +279,7 @@ impl ConnectionManager {
     /// [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
-    /// As those of [`ConnectionManager::connect`].
+    /// The errors of [`ConnectionManager::connect`].
     #[cfg(feature = "tokio")]
     pub async fn connect_async(
         &self,
@@ -294,7 +294,7 @@ impl ConnectionManager {
     /// options. Use [`ConnectionManager::connect`] for other sizes and options, or if the peer sends first.
     ///
     /// # Errors
-    /// As those of [`ConnectionManager::connect`]; also if the device has no room for the objects.
+    /// The errors of [`ConnectionManager::connect`]; also if the device has no room for the objects.
     pub fn dial(&self, to: SocketAddr) -> Result<Dialed, DialError> {
         let device = &self.shared.device;
         let pd = device.alloc_pd()?;
@@ -316,7 +316,7 @@ impl ConnectionManager {
     /// Listens on a port as a server of strangers does: see [`Acceptor`]. At most `half_open` connections are unconfirmed.
     ///
     /// # Errors
-    /// As those of [`ConnectionManager::listen`].
+    /// The errors of [`ConnectionManager::listen`].
     pub fn acceptor<T>(&self, on: SocketAddr, half_open: u32) -> Result<Acceptor<T>, DialError> {
         listener::listen(&self.shared, on, half_open, true).map(Acceptor::new)
     }
@@ -367,9 +367,9 @@ impl Shared {
             let ip = gid.to_ip();
             ip.is_ipv4() == peer.is_ipv4() && link_local(ip) == link_local(peer)
         };
-        let found = self.device.gids().into_iter().find(|entry| entry.assigned && fits(entry.gid));
+        let matching = self.device.gids().into_iter().find(|entry| entry.assigned && fits(entry.gid));
         let device = || self.device.name().to_owned();
-        found.map(|entry| entry.local()).ok_or_else(|| DialError::NoAddress { device: device(), peer })
+        matching.map(|entry| entry.local()).ok_or_else(|| DialError::NoAddress { device: device(), peer })
     }
 
     /// Returns the REQ for a connection, with a new local port number.

@@ -24,13 +24,13 @@ fn wait_until(done: impl Fn() -> bool) {
 /// Requests that their peers have given up fill neither the backlog nor the queue behind it, and are not returned.
 #[test]
 fn withdrawn_requests_are_left_out() {
-    let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
-    let server = ConnectionManager::start(&far).unwrap();
-    let to = SocketAddr::new(far.gid(0).unwrap().to_ip(), 7174);
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default()).unwrap();
+    let server = ConnectionManager::start(&remote).unwrap();
+    let to = SocketAddr::new(remote.gid(0).unwrap().to_ip(), 7174);
     let listener = server.listen(to, 2).unwrap();
-    let client = ConnectionService::start(&near, Manager::new(Config::default()), IgnoreEvents).unwrap();
+    let client = ConnectionService::start(&local, Manager::new(Config::default()), IgnoreEvents).unwrap();
     let connect = |number| -> CommId {
-        let route = Route::new(near.gid(0).unwrap().to_ip(), to.ip());
+        let route = Route::new(local.gid(0).unwrap().to_ip(), to.ip());
         let qp = LocalQp { qpn: Qpn::new(number), psn: Psn::new(1), srq: false };
         let service = ServiceId::of_port(PortSpace::Tcp, to.port());
         let request = ConnectRequest::new(service, route, qp, Mtu::Mtu1024);

@@ -338,7 +338,12 @@ impl Fabric {
                 if self.taps.watches(end) {
                     let seen = frame.clone();
                     self.switches[switch].arrive(self.now, port.into(), frame);
-                    self.taps.came(self.now, end, seen, Some(self.switches[switch].ingress_outcome()));
+                    self.taps.record_arrival(
+                        self.now,
+                        end,
+                        seen,
+                        Some(self.switches[switch].ingress_outcome()),
+                    );
                 } else {
                     self.switches[switch].arrive(self.now, port.into(), frame);
                 }
@@ -347,9 +352,9 @@ impl Fabric {
             }
             End::Station(station) => {
                 if self.taps.watches(end) {
-                    self.taps.came(self.now, end, frame.clone(), None);
+                    self.taps.record_arrival(self.now, end, frame.clone(), None);
                 }
-                self.all_flow_stats.came(&frame);
+                self.all_flow_stats.frame_received(&frame);
                 let for_somebody = self.attached[station].shared.get().deliver(self.now, frame);
                 if !for_somebody {
                     self.begin(station);
@@ -382,7 +387,12 @@ impl Fabric {
                 Some(end) => {
                     let from = End::Switch { switch, port: port as u16 };
                     if self.taps.watches(from) {
-                        self.taps.left(self.now, from, departure.frame.clone(), Some(departure.egress));
+                        self.taps.record_departure(
+                            self.now,
+                            from,
+                            departure.frame.clone(),
+                            Some(departure.egress),
+                        );
                     }
                     self.put_on_link(departure.arrives, end, departure.frame);
                 }
@@ -451,9 +461,9 @@ impl Fabric {
                 break (room, state.wakes());
             };
             drop(state);
-            self.all_flow_stats.left(&frame);
+            self.all_flow_stats.frame_sent(&frame);
             if self.taps.watches(from) {
-                self.taps.left(self.now, from, frame.clone(), None);
+                self.taps.record_departure(self.now, from, frame.clone(), None);
             }
             self.put_on_link(arrives, at, frame);
         };

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use roxie::cm::{
-    AcceptOptions, CmError, ConnectRequest, Event, LocalQp, Manager, ResolveAnswer, ResolveRequest, Route,
-    State,
+    AcceptOptions, CmError, ConnectRequest, ConnectionState, Event, LocalQp, Manager, ResolveAnswer,
+    ResolveRequest, Route,
 };
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, Psn, Qpn};
@@ -308,7 +308,7 @@ impl Consumer {
         match manager.disconnect(now, id, PrivateData::EMPTY) {
             Ok(()) => {}
             // The peer started a new connection, and the manager ends the old one by itself.
-            Err(CmError::State { state: State::DreqSent, .. }) if !agrees => {}
+            Err(CmError::State { state: ConnectionState::DreqSent, .. }) if !agrees => {}
             Err(error) => panic!("disconnect: {error}"),
         }
         self.set(id, Phase::Ending);
@@ -324,7 +324,7 @@ impl Consumer {
         manager.destroy(now, id);
     }
 
-    pub fn hear(
+    pub fn handle(
         &mut self,
         event: Event,
         manager: &mut Manager,

@@ -366,8 +366,8 @@ impl World {
         loop {
             // Only a peer that has crashed asks for a connection of the same QP. Packets of the old one may still arrive.
             while let Some(examination) = self.hosts[host].manager.poll_examination() {
-                let has_heard = self.random.chance(10);
-                self.hosts[host].manager.examined(self.now, &examination, has_heard);
+                let has_received = self.random.chance(10);
+                self.hosts[host].manager.examined(self.now, &examination, has_received);
             }
             while let Some(transmit) = self.hosts[host].manager.poll_transmit() {
                 self.send(host, transmit);
@@ -375,7 +375,7 @@ impl World {
             let Some(event) = self.hosts[host].manager.poll_event() else { break };
             self.count(&event);
             let Host { manager, consumer, .. } = &mut self.hosts[host];
-            consumer.hear(event, manager, &mut self.random, &self.climate, &mut self.truth);
+            consumer.handle(event, manager, &mut self.random, &self.climate, &mut self.truth);
         }
         let life = self.hosts[host].life;
         for (delay, task) in self.hosts[host].consumer.take_plans() {

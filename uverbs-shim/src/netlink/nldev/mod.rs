@@ -5,7 +5,7 @@
 
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// Maximum bytes of a datagram: every program reads at least as much at once.
+/// Maximum bytes of a datagram: every program reads at least as much at a time.
 const DATAGRAM: usize = 4096;
 /// Bits of `nlmsg_flags`.
 const MULTI: u16 = 2;
@@ -90,7 +90,7 @@ pub(crate) struct Qp {
     pub(crate) state: u8,
 }
 
-/// Index of the only device, the same as that of `ibv_get_device_index`.
+/// Index of the only device, the same as from `ibv_get_device_index`.
 const INDEX: u32 = 0;
 
 /// Returns the datagrams that answer the requests in `sent`.
@@ -233,7 +233,7 @@ fn answer(request: &Request<'_>, device: Option<&Device>, datagrams: &mut Vec<Ve
     if request.kind >> 10 != NLDEV {
         return datagrams.push(error(request, libc::EOPNOTSUPP));
     }
-    let messages = match told(request, device) {
+    let messages = match respond(request, device) {
         Ok(messages) => messages,
         Err(errno) => return datagrams.push(error(request, errno)),
     };
@@ -262,7 +262,7 @@ fn error(request: &Request<'_>, errno: i32) -> Vec<u8> {
 
 /// # Errors
 /// `EOPNOTSUPP` for an unsupported command, `ENODEV` for an unknown device.
-fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, i32> {
+fn respond(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, i32> {
     let command = request.kind & 0x3ff;
     let flags = if request.is_dump() { MULTI } else { 0 };
     let begin = || Message::new(request, request.kind, flags);
@@ -289,12 +289,12 @@ fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, 
     message.number(attr::DEV_INDEX, INDEX);
     message.text(attr::DEV_NAME, &device.name);
     match command {
-        command::GET => device.tell(&mut message),
+        command::GET => device.put(&mut message),
         command::PORT_GET => {
             if request.number(attr::PORT_INDEX).is_some_and(|port| port != 1) {
                 return Err(libc::EINVAL);
             }
-            device.tell_port(&mut message);
+            device.put_port(&mut message);
         }
         command::RES_GET => message.nest(attr::RES_SUMMARY, |message| {
             for (name, count) in device.counts {
@@ -304,7 +304,7 @@ fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, 
                 });
             }
         }),
-        command::RES_QP_GET => return device.tell_qps(request, flags),
+        command::RES_QP_GET => return device.reply_qps(request, flags),
         // Other kinds of objects are counted, but not listed.
         _ => return if request.is_dump() { Ok(Vec::new()) } else { Err(libc::ENOENT) },
     }
@@ -312,7 +312,7 @@ fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, 
 }
 
 impl Device {
-    fn tell(&self, message: &mut Message) {
+    fn put(&self, message: &mut Message) {
         // Number of ports; in a port's own message, its index.
         message.number(attr::PORT_INDEX, 1);
         message.long(attr::CAP_FLAGS, self.capabilities);
@@ -324,7 +324,7 @@ impl Device {
         message.text(attr::DEV_PROTOCOL, "roce");
     }
 
-    fn tell_port(&self, message: &mut Message) {
+    fn put_port(&self, message: &mut Message) {
         message.number(attr::PORT_INDEX, 1);
         // ACTIVE and LinkUp, or DOWN and Disabled.
         let (state, physical) = if self.is_active { (4, 5) } else { (1, 3) };
@@ -335,7 +335,7 @@ impl Device {
     }
 
     /// Reports all queue pairs, as many per message as fit a datagram; or the one with the requested number.
-    fn tell_qps(&self, request: &Request<'_>, flags: u16) -> Result<Vec<Vec<u8>>, i32> {
+    fn reply_qps(&self, request: &Request<'_>, flags: u16) -> Result<Vec<Vec<u8>>, i32> {
         let begin = || {
             let mut message = Message::new(request, request.kind, flags);
             message.number(attr::DEV_INDEX, INDEX);
@@ -346,7 +346,7 @@ impl Device {
             let number = request.number(attr::RES_LQPN).ok_or(libc::EINVAL)?;
             let qp = self.qps.iter().find(|qp| qp.number == number).ok_or(libc::ENOENT)?;
             let mut message = begin();
-            qp.tell(&mut message);
+            qp.put(&mut message);
             return Ok(vec![message.finish()]);
         }
         /// Maximum bytes of an entry.
@@ -356,7 +356,7 @@ impl Device {
             let mut message = begin();
             message.nest(attr::RES_QP, |message| {
                 for qp in qps {
-                    message.nest(attr::RES_QP_ENTRY, |message| qp.tell(message));
+                    message.nest(attr::RES_QP_ENTRY, |message| qp.put(message));
                 }
             });
             message.finish()
@@ -366,7 +366,7 @@ impl Device {
 }
 
 impl Qp {
-    fn tell(&self, message: &mut Message) {
+    fn put(&self, message: &mut Message) {
         message.number(attr::PORT_INDEX, 1);
         message.number(attr::RES_LQPN, self.number);
         if let Some(remote) = self.remote {

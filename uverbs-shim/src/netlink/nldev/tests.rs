@@ -25,29 +25,29 @@ fn request(command: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
 
 /// Splits datagrams into messages: type, flags, payload.
 fn messages(datagrams: &[Vec<u8>]) -> Vec<(u16, u16, Vec<u8>)> {
-    let mut found = Vec::new();
+    let mut all = Vec::new();
     for datagram in datagrams {
         assert!(datagram.len() <= DATAGRAM);
         let mut rest = &datagram[..];
         while let Some((message, after)) = Request::first(rest) {
             assert_eq!((message.seq, message.port), (42, 4711));
-            found.push((message.kind, message.flags, message.attributes.to_vec()));
+            all.push((message.kind, message.flags, message.attributes.to_vec()));
             rest = after;
         }
         assert!(rest.is_empty(), "{rest:?}");
     }
-    found
+    all
 }
 
 /// Splits attributes: type without flags, value.
 fn attributes(bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
-    let (mut found, mut rest) = (Vec::new(), bytes);
+    let (mut all, mut rest) = (Vec::new(), bytes);
     while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
         let length = usize::from(length);
-        found.push((kind & 0x3fff, rest[4..length].to_vec()));
+        all.push((kind & 0x3fff, rest[4..length].to_vec()));
         rest = rest.get(aligned(length)..).unwrap_or_default();
     }
-    found
+    all
 }
 
 fn value(attributes: &[(u16, Vec<u8>)], wanted: u16) -> &[u8] {
@@ -56,38 +56,41 @@ fn value(attributes: &[(u16, Vec<u8>)], wanted: u16) -> &[u8] {
 
 #[test]
 fn device_dump_has_one_device_and_an_end() {
-    let told = messages(&answers(&request(command::GET, DUMP | ACK, &[]), Some(&device())));
-    assert_eq!(told.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [NLDEV << 10 | command::GET, DONE]);
-    assert_eq!((told[0].1, told[1].1), (MULTI, MULTI));
-    let found = attributes(&told[0].2);
-    assert_eq!(value(&found, attr::DEV_INDEX), 0u32.to_ne_bytes());
-    assert_eq!(value(&found, attr::DEV_NAME), b"roxie0\0");
-    assert_eq!(value(&found, attr::NODE_GUID), 0x0102_0304_0506_0708u64.to_ne_bytes());
+    let messages_of_answer = messages(&answers(&request(command::GET, DUMP | ACK, &[]), Some(&device())));
+    assert_eq!(
+        messages_of_answer.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(),
+        [NLDEV << 10 | command::GET, DONE]
+    );
+    assert_eq!((messages_of_answer[0].1, messages_of_answer[1].1), (MULTI, MULTI));
+    let device_attributes = attributes(&messages_of_answer[0].2);
+    assert_eq!(value(&device_attributes, attr::DEV_INDEX), 0u32.to_ne_bytes());
+    assert_eq!(value(&device_attributes, attr::DEV_NAME), b"roxie0\0");
+    assert_eq!(value(&device_attributes, attr::NODE_GUID), 0x0102_0304_0506_0708u64.to_ne_bytes());
     let none = messages(&answers(&request(command::GET, DUMP, &[]), None));
     assert_eq!(none.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [DONE]);
 }
 
 #[test]
 fn port_request_is_answered_and_acknowledged() {
-    let asked = request(command::PORT_GET, ACK, &[(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 1)]);
-    let told = messages(&answers(&asked, Some(&device())));
-    let found = attributes(&told[0].2);
-    assert_eq!(value(&found, attr::PORT_STATE), [4]);
-    assert_eq!(value(&found, attr::NDEV_NAME), b"left\0");
-    assert_eq!(value(&found, attr::NDEV_INDEX), 7u32.to_ne_bytes());
-    assert_eq!((told[1].0, &told[1].2[..4]), (ERROR, &0u32.to_ne_bytes()[..]));
+    let port_request = request(command::PORT_GET, ACK, &[(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 1)]);
+    let replies = messages(&answers(&port_request, Some(&device())));
+    let port_attributes = attributes(&replies[0].2);
+    assert_eq!(value(&port_attributes, attr::PORT_STATE), [4]);
+    assert_eq!(value(&port_attributes, attr::NDEV_NAME), b"left\0");
+    assert_eq!(value(&port_attributes, attr::NDEV_INDEX), 7u32.to_ne_bytes());
+    assert_eq!((replies[1].0, &replies[1].2[..4]), (ERROR, &0u32.to_ne_bytes()[..]));
     let down = Device { is_active: false, ..device() };
-    let told = messages(&answers(&asked, Some(&down)));
-    assert_eq!(value(&attributes(&told[0].2), attr::PORT_STATE), [1]);
+    let replies = messages(&answers(&port_request, Some(&down)));
+    assert_eq!(value(&attributes(&replies[0].2), attr::PORT_STATE), [1]);
 }
 
 #[test]
 fn unknown_objects_are_errors_that_quote_the_request() {
-    let errno = |asked: Vec<u8>, device: Option<&Device>| {
-        let told = messages(&answers(&asked, device));
-        assert_eq!((told.len(), told[0].0), (1, ERROR));
-        assert_eq!(told[0].2[4..4 + HEADER], asked[..HEADER]);
-        -i32::from_ne_bytes(told[0].2[..4].try_into().unwrap())
+    let errno = |request_bytes: Vec<u8>, device: Option<&Device>| {
+        let replies = messages(&answers(&request_bytes, device));
+        assert_eq!((replies.len(), replies[0].0), (1, ERROR));
+        assert_eq!(replies[0].2[4..4 + HEADER], request_bytes[..HEADER]);
+        -i32::from_ne_bytes(replies[0].2[..4].try_into().unwrap())
     };
     let known = device();
     assert_eq!(errno(request(command::GET, 0, &[(attr::DEV_INDEX, 1)]), Some(&known)), libc::ENODEV);
@@ -99,16 +102,16 @@ fn unknown_objects_are_errors_that_quote_the_request() {
     for refused in [3, 15] {
         assert_eq!(errno(request(refused, ACK, &[]), Some(&known)), libc::EOPNOTSUPP);
     }
-    let mut elsewhere = request(command::GET, 0, &[]);
-    elsewhere[4..6].copy_from_slice(&(2u16 << 10).to_ne_bytes());
-    assert_eq!(errno(elsewhere, Some(&known)), libc::EOPNOTSUPP);
+    let mut other_client = request(command::GET, 0, &[]);
+    other_client[4..6].copy_from_slice(&(2u16 << 10).to_ne_bytes());
+    assert_eq!(errno(other_client, Some(&known)), libc::EOPNOTSUPP);
 }
 
 #[test]
 fn summary_counts_each_kind() {
-    let told = messages(&answers(&request(command::RES_GET, DUMP, &[]), Some(&device())));
-    let found = attributes(&told[0].2);
-    let entries = attributes(value(&found, attr::RES_SUMMARY));
+    let replies = messages(&answers(&request(command::RES_GET, DUMP, &[]), Some(&device())));
+    let reply_attributes = attributes(&replies[0].2);
+    let entries = attributes(value(&reply_attributes, attr::RES_SUMMARY));
     let read: Vec<_> = entries
         .iter()
         .map(|(_, entry)| {
@@ -132,13 +135,13 @@ fn thousand_qps_fit_their_datagrams_without_loss() {
         ..Qp::default()
     });
     let device = Device { qps: qps.collect(), ..device() };
-    let told =
+    let replies =
         messages(&answers(&request(command::RES_QP_GET, DUMP, &[(attr::DEV_INDEX, 0)]), Some(&device)));
-    assert_eq!(told.last().map(|last| last.0), Some(DONE));
+    assert_eq!(replies.last().map(|last| last.0), Some(DONE));
     let mut numbers = Vec::new();
-    for (.., payload) in &told[..told.len() - 1] {
-        let found = attributes(payload);
-        for (_, entry) in attributes(value(&found, attr::RES_QP)) {
+    for (.., payload) in &replies[..replies.len() - 1] {
+        let reply_attributes = attributes(payload);
+        for (_, entry) in attributes(value(&reply_attributes, attr::RES_QP)) {
             let entry = attributes(&entry);
             assert_eq!(value(&entry, attr::RES_PID), 9u32.to_ne_bytes());
             numbers.push(u32::from_ne_bytes(value(&entry, attr::RES_LQPN).try_into().unwrap()));
@@ -146,8 +149,8 @@ fn thousand_qps_fit_their_datagrams_without_loss() {
     }
     assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
     let one = request(command::RES_QP_GET, 0, &[(attr::DEV_INDEX, 0), (attr::RES_LQPN, 17)]);
-    let told = messages(&answers(&one, Some(&device)));
-    assert_eq!(value(&attributes(&told[0].2), attr::RES_RQPN), 17u32.to_ne_bytes());
+    let replies = messages(&answers(&one, Some(&device)));
+    assert_eq!(value(&attributes(&replies[0].2), attr::RES_RQPN), 17u32.to_ne_bytes());
 }
 
 #[test]
@@ -170,19 +173,23 @@ fn invalid_messages_are_ignored() {
 
 #[test]
 fn system_reports_shared_devices_and_copy_on_fork() {
-    let told = messages(&answers(&request(command::SYS_GET, 0, &[]), None));
-    let found = attributes(&told[0].2);
+    let replies = messages(&answers(&request(command::SYS_GET, 0, &[]), None));
+    let reply_attributes = attributes(&replies[0].2);
     assert_eq!(
-        (told.len(), value(&found, attr::SYS_NETNS_MODE), value(&found, attr::SYS_COPY_ON_FORK)),
+        (
+            replies.len(),
+            value(&reply_attributes, attr::SYS_NETNS_MODE),
+            value(&reply_attributes, attr::SYS_COPY_ON_FORK)
+        ),
         (1, &[1][..], &[1][..])
     );
 }
 
 #[test]
 fn other_objects_are_neither_listed_nor_found() {
-    let asked = |flags| request(command::RES_PD_GET, flags, &[(attr::DEV_INDEX, 0)]);
-    let listed = messages(&answers(&asked(DUMP), Some(&device())));
+    let pd_request = |flags| request(command::RES_PD_GET, flags, &[(attr::DEV_INDEX, 0)]);
+    let listed = messages(&answers(&pd_request(DUMP), Some(&device())));
     assert_eq!(listed.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [DONE]);
-    let one = messages(&answers(&asked(0), Some(&device())));
+    let one = messages(&answers(&pd_request(0), Some(&device())));
     assert_eq!((one[0].0, &one[0].2[..4]), (ERROR, &(-libc::ENOENT).to_ne_bytes()[..]));
 }

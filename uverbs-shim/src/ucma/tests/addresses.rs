@@ -31,66 +31,69 @@ fn bind_errors_name_the_cause() {
 
 #[test]
 fn identifier_migrates_between_files_with_its_events() {
-    let (mut near, mut far) = sides();
-    let (passive, active) = connected(&mut near, &mut far);
-    far.disconnect(active).unwrap();
-    carry(&mut near, &mut far);
-    let other = near.state.open(EfdFlags::EFD_NONBLOCK).unwrap();
-    assert_eq!(near.state.id(other, passive).err(), Some(libc::EINVAL));
-    assert_eq!(near.state.migrate(near.file, other, passive), Ok(1), "one was fetched, one waits");
-    assert_eq!((near.maybe_next(), near.state.fetch(other).unwrap().what), (None, EventType::Disconnected));
-    near.with(|state, cm, _| {
+    let (mut server, mut client) = sides();
+    let (passive, active) = connected(&mut server, &mut client);
+    client.disconnect(active).unwrap();
+    carry(&mut server, &mut client);
+    let other = server.state.open(EfdFlags::EFD_NONBLOCK).unwrap();
+    assert_eq!(server.state.id(other, passive).err(), Some(libc::EINVAL));
+    assert_eq!(server.state.migrate(server.file, other, passive), Ok(1), "one was fetched, one waits");
+    assert_eq!(
+        (server.maybe_next(), server.state.fetch(other).unwrap().what),
+        (None, EventType::Disconnected)
+    );
+    server.with(|state, cm, _| {
         state.close(Some(Cm { manager: cm.manager, now: cm.now, local_gid: cm.local_gid }), other)
     });
-    assert_eq!(near.state.id(other, passive).err(), Some(libc::ENOENT), "closed with the file");
+    assert_eq!(server.state.id(other, passive).err(), Some(libc::ENOENT), "closed with the file");
 }
 
 #[test]
 fn ipv6_wildcard_accepts_ipv4_unless_restricted() {
-    let (mut near, mut far) = sides();
-    near.listener(Space::Tcp, "[::]:7174", 0);
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut far);
-    assert_eq!(near.next().what, EventType::ConnectRequest);
+    let (mut server, mut client) = sides();
+    server.listener(Space::Tcp, "[::]:7174", 0);
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut server, &mut client);
+    assert_eq!(server.next().what, EventType::ConnectRequest);
     let mut farther = Side::new("fd00::3", 3);
     let active = farther.resolved(11, Space::Tcp, "[fd00::1]:7174");
     farther.connect(active, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut farther);
-    assert_eq!(near.next().what, EventType::ConnectRequest, "and for its own");
+    carry(&mut server, &mut farther);
+    assert_eq!(server.next().what, EventType::ConnectRequest, "and for its own");
 
-    let alone = near.create(5, Space::Tcp);
-    near.state.id(near.file, alone).unwrap().options.one_family = Some(true);
-    near.bind(alone, "[::]:7175").unwrap();
-    near.with(|state, cm, file| state.listen(cm, file, alone, 0)).unwrap();
-    let active = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
-    far.connect(active, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut far);
-    assert_eq!(far.next().what, EventType::Rejected);
+    let alone = server.create(5, Space::Tcp);
+    server.state.id(server.file, alone).unwrap().options.one_family = Some(true);
+    server.bind(alone, "[::]:7175").unwrap();
+    server.with(|state, cm, file| state.listen(cm, file, alone, 0)).unwrap();
+    let active = client.resolved(10, Space::Tcp, "192.0.2.1:7175");
+    client.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut server, &mut client);
+    assert_eq!(client.next().what, EventType::Rejected);
 }
 
 /// `cma_any_addr` of the kernel: libfabric's servers without an address bind this way.
 #[test]
 fn loopback_listener_accepts_its_whole_address_family() {
     for (loopback, other) in [("127.0.0.1", "0.0.0.0"), ("127.9.9.9", "192.0.2.1"), ("[::1]", "[::]")] {
-        let (mut near, mut far) = sides();
-        let id = near.create(1, Space::Tcp);
-        let (file, address) = (near.file, format!("{loopback}:7174"));
-        near.state.bind(file, id, address.parse().unwrap(), AddressOwner::Host, &RULES).unwrap();
-        let bound = near.state.id(file, id).unwrap();
+        let (mut server, mut client) = sides();
+        let id = server.create(1, Space::Tcp);
+        let (file, address) = (server.file, format!("{loopback}:7174"));
+        server.state.bind(file, id, address.parse().unwrap(), AddressOwner::Host, &RULES).unwrap();
+        let bound = server.state.id(file, id).unwrap();
         assert_eq!((bound.source, bound.on_device), (Some(address.parse().unwrap()), false));
         // The port is taken on all addresses.
-        let second = near.create(2, Space::Tcp);
-        assert_eq!(near.bind(second, &format!("{other}:7174")), Err(libc::EADDRNOTAVAIL), "{other}");
-        near.with(|state, cm, file| state.listen(cm, file, id, 0)).unwrap();
-        let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-        far.connect(active, &wish(17, b"")).unwrap();
-        carry(&mut near, &mut far);
-        let asked = near.next();
-        assert_eq!(asked.what, EventType::ConnectRequest, "{loopback}");
+        let second = server.create(2, Space::Tcp);
+        assert_eq!(server.bind(second, &format!("{other}:7174")), Err(libc::EADDRNOTAVAIL), "{other}");
+        server.with(|state, cm, file| state.listen(cm, file, id, 0)).unwrap();
+        let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+        client.connect(active, &wish(17, b"")).unwrap();
+        carry(&mut server, &mut client);
+        let request = server.next();
+        assert_eq!(request.what, EventType::ConnectRequest, "{loopback}");
         // The requested identifier is on the device.
-        let asked = near.state.id(file, asked.handle).unwrap();
-        assert_eq!((asked.on_device, asked.source.unwrap().ip().to_string()), (true, "192.0.2.1".into()));
+        let request = server.state.id(file, request.handle).unwrap();
+        assert_eq!((request.on_device, request.source.unwrap().ip().to_string()), (true, "192.0.2.1".into()));
     }
     let (_, mut side) = sides();
     let (file, id) = (side.file, side.create(1, Space::Tcp));
@@ -110,8 +113,8 @@ fn loopback_destination_stands_for_the_device() {
         ("192.0.2.1", None),
         ("192.0.2.2", None),
     ] {
-        let found = own_address(destination.parse().unwrap(), &own);
-        assert_eq!(found, wanted.map(|ip| ip.parse().unwrap()), "{destination}");
+        let address = own_address(destination.parse().unwrap(), &own);
+        assert_eq!(address, wanted.map(|ip| ip.parse().unwrap()), "{destination}");
     }
     let on_loopback = ["127.0.0.1".parse().unwrap()];
     assert_eq!(own_address(on_loopback[0], &on_loopback), None, "the device's own");
@@ -120,13 +123,13 @@ fn loopback_destination_stands_for_the_device() {
 
 #[test]
 fn device_removal_is_reported_once_and_final() {
-    let (mut near, mut far) = sides();
-    let (passive, _) = connected(&mut near, &mut far);
-    near.state.lose_device();
-    near.state.lose_device();
-    assert_eq!((near.next().what, near.maybe_next()), (EventType::DeviceRemoval, None));
-    assert_eq!(near.disconnect(passive), Err(libc::EINVAL));
-    assert_eq!(near.destroy(passive), Ok(2));
+    let (mut server, mut client) = sides();
+    let (passive, _) = connected(&mut server, &mut client);
+    server.state.lose_device();
+    server.state.lose_device();
+    assert_eq!((server.next().what, server.maybe_next()), (EventType::DeviceRemoval, None));
+    assert_eq!(server.disconnect(passive), Err(libc::EINVAL));
+    assert_eq!(server.destroy(passive), Ok(2));
 }
 
 /// As with the kernel, where a call holds the file with which it started.

@@ -57,36 +57,36 @@ fn route_query_returns_addresses_and_path() {
         (0, 0, gid(2))
     );
     (id.on_device, id.path) = (false, Some(PATH));
-    let elsewhere = answer::route(id);
-    assert_eq!((elsewhere.node_guid, elsewhere.port_num, elsewhere.num_paths), (0, 0, 0));
-    assert_eq!(start(&elsewhere.dst_addr), [2, 0, 0x1c, 0x06, 192, 0, 2, 1]);
+    let off_device = answer::route(id);
+    assert_eq!((off_device.node_guid, off_device.port_num, off_device.num_paths), (0, 0, 0));
+    assert_eq!(start(&off_device.dst_addr), [2, 0, 0x1c, 0x06, 192, 0, 2, 1]);
 }
 
 #[test]
 fn address_queries_return_socket_and_infiniband_forms() {
     let (_, mut side) = sides();
     let id = known(&mut side);
-    for told in [answer::address(id), answer::gid(id)] {
-        assert_eq!((told.node_guid, told.port_num, told.pkey), (settings::node_guid(), 1, 0xffff));
+    for reply in [answer::address(id), answer::gid(id)] {
+        assert_eq!((reply.node_guid, reply.port_num, reply.pkey), (settings::node_guid(), 1, 0xffff));
     }
-    let told = answer::address(id);
-    assert_eq!((told.src_size, told.dst_size), (16, 16));
-    assert_eq!(start(&told.src_addr), [2, 0, 0x1b, 0x58, 192, 0, 2, 2]);
-    assert_eq!(start(&told.dst_addr), [2, 0, 0x1c, 0x06, 192, 0, 2, 1]);
+    let reply = answer::address(id);
+    assert_eq!((reply.src_size, reply.dst_size), (16, 16));
+    assert_eq!(start(&reply.src_addr), [2, 0, 0x1b, 0x58, 192, 0, 2, 2]);
+    assert_eq!(start(&reply.dst_addr), [2, 0, 0x1c, 0x06, 192, 0, 2, 1]);
     // Family, partition, flow label, GID, service ID.
     let infiniband = |gid: [u8; 16], pkey: u8, service: [u8; 8]| {
         [&[27, 0, pkey, pkey, 0, 0, 0, 0][..], &gid, &service].concat()
     };
-    let (near, far) = ([0, 0, 0, 0, 1, 6, 0x1b, 0x58], [0, 0, 0, 0, 1, 6, 0x1c, 0x06]);
-    let told = answer::gid(id);
-    assert_eq!((told.src_size, told.dst_size), (48, 48));
-    assert_eq!(start::<_, 32>(&told.src_addr)[..], infiniband(gid(2), 0xff, near));
-    assert_eq!(start::<_, 32>(&told.dst_addr)[..], infiniband(gid(1), 0xff, far));
+    let (local, remote) = ([0, 0, 0, 0, 1, 6, 0x1b, 0x58], [0, 0, 0, 0, 1, 6, 0x1c, 0x06]);
+    let reply = answer::gid(id);
+    assert_eq!((reply.src_size, reply.dst_size), (48, 48));
+    assert_eq!(start::<_, 32>(&reply.src_addr)[..], infiniband(gid(2), 0xff, local));
+    assert_eq!(start::<_, 32>(&reply.dst_addr)[..], infiniband(gid(1), 0xff, remote));
     id.on_device = false;
-    for told in [answer::address(id), answer::gid(id)] {
-        assert_eq!((told.node_guid, told.port_num, told.pkey), (0, 0, 0), "it is on no device");
+    for reply in [answer::address(id), answer::gid(id)] {
+        assert_eq!((reply.node_guid, reply.port_num, reply.pkey), (0, 0, 0), "it is on no device");
     }
-    assert_eq!(start::<_, 32>(&answer::gid(id).dst_addr)[..], infiniband([0; 16], 0, far));
+    assert_eq!(start::<_, 32>(&answer::gid(id).dst_addr)[..], infiniband([0; 16], 0, remote));
     assert_eq!(gid_of(None).0, [0; 16]);
     (id.source, id.destination) = (None, None);
     assert!(all_zero(&answer::address(id)), "there is nothing to tell");
@@ -116,7 +116,7 @@ fn path_query_returns_as_many_as_fit() {
 fn event_response_has_its_parameters() {
     let event =
         |facts| Event { uid: 0x1_0000_0007, handle: 5, what: EventType::ConnectRequest, status: -9, facts };
-    let told = answer::event(&event(Facts::Connection(ConnectionFacts {
+    let reply = answer::event(&event(Facts::Connection(ConnectionFacts {
         qpn: 17,
         private_data: b"ask".to_vec(),
         srq: true,
@@ -127,11 +127,11 @@ fn event_response_has_its_parameters() {
         rnr_retry_count: 6,
     })));
     assert_eq!(
-        (told.uid, told.id, told.event, told.status),
+        (reply.uid, reply.id, reply.event, reply.status),
         (0x1_0000_0007, 5, EventType::ConnectRequest as u32, -9i32 as u32)
     );
     // SAFETY: plain numbers; the event says that they are a connection's.
-    let conn = unsafe { told.param.conn };
+    let conn = unsafe { reply.param.conn };
     assert_eq!((conn.qp_num, conn.private_data_len, &conn.private_data[..4]), (17, 3, &b"ask\0"[..]));
     assert_eq!((conn.srq, conn.responder_resources, conn.initiator_depth, conn.flow_control), (1, 4, 3, 1));
     assert_eq!((conn.retry_count, conn.rnr_retry_count), (5, 6));
@@ -142,14 +142,14 @@ fn event_response_has_its_parameters() {
         hop_limit: 9,
         traffic_class: 0x60,
     };
-    let told = answer::event(&event(Facts::Datagram(DatagramFacts {
+    let reply = answer::event(&event(Facts::Datagram(DatagramFacts {
         qpn: 18,
         qkey: 0x0123_4567,
         ah_path: Some(ah_path),
         private_data: b"me".to_vec(),
     })));
     // SAFETY: plain numbers; the event says that they are a datagram QP's.
-    let ud = unsafe { told.param.ud };
+    let ud = unsafe { reply.param.ud };
     assert_eq!(
         (ud.qp_num, ud.qkey, ud.private_data_len, &ud.private_data[..3]),
         (18, 0x0123_4567, 2, &b"me\0"[..])

@@ -12,31 +12,31 @@ use crate::ucma::ports::Space;
 
 #[test]
 fn sidr_request_returns_qp_and_path() {
-    let (mut near, mut far) = sides();
-    near.listener(Space::Udp, "0.0.0.0:7174", 0);
-    let active = far.resolved(9, Space::Udp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"who")).unwrap();
-    carry(&mut near, &mut far);
-    let event = near.next();
+    let (mut server, mut client) = sides();
+    server.listener(Space::Udp, "0.0.0.0:7174", 0);
+    let active = client.resolved(9, Space::Udp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"who")).unwrap();
+    carry(&mut server, &mut client);
+    let event = server.next();
     let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.private_data.len(), &facts.private_data[..4]), (180, &b"who\0"[..]));
-    near.accept(event.handle, Some((8, wish(18, b"me")))).unwrap();
-    carry(&mut near, &mut far);
-    let event = far.next();
+    server.accept(event.handle, Some((8, wish(18, b"me")))).unwrap();
+    carry(&mut server, &mut client);
+    let event = client.next();
     assert_eq!((event.what, event.status), (EventType::Established, 0));
     let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.qpn, facts.qkey, facts.private_data.len()), (18, 0x0123_4567, 136));
     let ah_path = facts.ah_path.unwrap();
     assert_eq!((ah_path.sgid_index, ah_path.dgid.to_ip().to_string()), (3, "192.0.2.1".into()));
-    assert_eq!(near.maybe_next(), None);
+    assert_eq!(server.maybe_next(), None);
 
-    let refused = far.resolved(10, Space::Udp, "192.0.2.1:7174");
-    far.connect(refused, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut far);
-    let asked = near.next().handle;
-    near.with(|state, cm, file| state.reject(cm, file, asked, RejReason::CONSUMER, b"")).unwrap();
-    carry(&mut near, &mut far);
-    let event = far.next();
+    let refused = client.resolved(10, Space::Udp, "192.0.2.1:7174");
+    client.connect(refused, &wish(17, b"")).unwrap();
+    carry(&mut server, &mut client);
+    let request = server.next().handle;
+    server.with(|state, cm, file| state.reject(cm, file, request, RejReason::CONSUMER, b"")).unwrap();
+    carry(&mut server, &mut client);
+    let event = client.next();
     assert_eq!((event.what, event.status), (EventType::Unreachable, 2));
 }
 
@@ -45,8 +45,8 @@ fn status_distinguishes_closed_port_from_silent_host() {
     let (_, mut side) = sides();
     let id = side.resolved(9, Space::Tcp, "192.0.2.1:7174");
     side.connect(id, &wish(17, b"")).unwrap();
-    let asked = side.manager.poll_transmit().unwrap();
-    side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
+    let request = side.manager.poll_transmit().unwrap();
+    side.manager.handle_undelivered(side.now, request.route.remote, &request.mad);
     side.handle_event();
     let event = side.next();
     assert_eq!(

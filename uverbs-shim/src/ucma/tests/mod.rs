@@ -10,7 +10,7 @@ use roxie::wire::cm::RejReason;
 use roxie::wire::{Gid, Qpn};
 
 use super::event::{ConnectionFacts, Event, EventType, Facts};
-use super::id::{Made, Stage};
+use super::id::{IdState, Made};
 use super::incoming::GidLookup;
 use super::ports::Space;
 use super::state::{AddressOwner, Cm, Rules, State};
@@ -183,30 +183,33 @@ fn wish(qpn: u32, private_data: &[u8]) -> ConnectionFacts {
     }
 }
 
-/// Sets up a listener at port 7174 of `near` and a connection from `far`. Returns the identifiers of the two ends.
-fn connected(near: &mut Side, far: &mut Side) -> (u32, u32) {
-    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"ask")).unwrap();
-    carry(near, far);
-    let passive = near.next().handle;
-    near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
-    carry(near, far);
-    assert_eq!(far.next().what, EventType::ConnectResponse);
-    far.accept(active, None).unwrap();
-    carry(near, far);
-    assert_eq!((near.next().what, near.maybe_next(), far.maybe_next()), (EventType::Established, None, None));
+/// Sets up a listener at port 7174 of `server` and a connection from `client`. Returns the identifiers of the two ends.
+fn connected(server: &mut Side, client: &mut Side) -> (u32, u32) {
+    server.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"ask")).unwrap();
+    carry(server, client);
+    let passive = server.next().handle;
+    server.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
+    carry(server, client);
+    assert_eq!(client.next().what, EventType::ConnectResponse);
+    client.accept(active, None).unwrap();
+    carry(server, client);
+    assert_eq!(
+        (server.next().what, server.maybe_next(), client.maybe_next()),
+        (EventType::Established, None, None)
+    );
     (passive, active)
 }
 
 #[test]
 fn request_event_has_addresses_private_data_and_resources() {
-    let (mut near, mut far) = sides();
-    let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 0);
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"ask")).unwrap();
-    carry(&mut near, &mut far);
-    let event = near.next();
+    let (mut server, mut client) = sides();
+    let listener = server.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"ask")).unwrap();
+    carry(&mut server, &mut client);
+    let event = server.next();
     assert_eq!(
         (event.what, event.status, event.uid),
         (EventType::ConnectRequest, 0, 7),
@@ -217,32 +220,34 @@ fn request_event_has_addresses_private_data_and_resources() {
     assert_eq!((facts.qpn, facts.private_data.len(), &facts.private_data[..4]), (17, 56, &b"ask\0"[..]));
     assert_eq!((facts.responder_resources, facts.initiator_depth), (2, 4), "the other way round");
     assert_eq!((facts.retry_count, facts.rnr_retry_count), (5, 6));
-    let child = near.state.id(near.file, event.handle).unwrap();
+    let child = server.state.id(server.file, event.handle).unwrap();
     assert_eq!(child.psn, Psn::new(5), "of the number that nobody can guess");
-    let port = far.state.id(far.file, active).unwrap().source.unwrap().port();
+    let port = client.state.id(client.file, active).unwrap().source.unwrap().port();
     assert_eq!(child.source, Some("192.0.2.1:7174".parse().unwrap()));
     assert_eq!(child.destination, Some(SocketAddr::new("192.0.2.2".parse().unwrap(), port)));
 }
 
 #[test]
 fn reply_gives_both_ends_matching_attributes() {
-    let (mut near, mut far) = sides();
-    near.listener(Space::Tcp, "192.0.2.1:7174", 0);
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"ask")).unwrap();
-    carry(&mut near, &mut far);
-    let passive = near.next().handle;
+    let (mut server, mut client) = sides();
+    server.listener(Space::Tcp, "192.0.2.1:7174", 0);
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"ask")).unwrap();
+    carry(&mut server, &mut client);
+    let passive = server.next().handle;
     // librdmacm modifies the QP to RTS before it accepts.
-    let (there_rtr, there_rts) =
-        (near.attributes(passive, QpState::Rtr).unwrap(), near.attributes(passive, QpState::Rts).unwrap());
-    near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
-    carry(&mut near, &mut far);
-    let event = far.next();
+    let (there_rtr, there_rts) = (
+        server.attributes(passive, QpState::Rtr).unwrap(),
+        server.attributes(passive, QpState::Rts).unwrap(),
+    );
+    server.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
+    carry(&mut server, &mut client);
+    let event = client.next();
     assert_eq!((event.what, event.uid, event.handle), (EventType::ConnectResponse, 9, active));
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.qpn, facts.private_data.len(), &facts.private_data[..4]), (18, 196, &b"yes\0"[..]));
     let (rtr, rts) =
-        (far.attributes(active, QpState::Rtr).unwrap(), far.attributes(active, QpState::Rts).unwrap());
+        (client.attributes(active, QpState::Rtr).unwrap(), client.attributes(active, QpState::Rts).unwrap());
     assert_eq!((rtr.dest_qp_num, there_rtr.dest_qp_num), (18, 17));
     assert_eq!(
         (rtr.rq_psn, there_rtr.rq_psn),
@@ -257,18 +262,19 @@ fn reply_gives_both_ends_matching_attributes() {
     let of_rc = mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER;
     assert_eq!(rtr.qp_attr_mask & of_rc, of_rc);
     assert_ne!(rts.qp_attr_mask & mask::IBV_QP_MAX_QP_RD_ATOMIC, 0);
-    let init = far.attributes(active, QpState::Init).unwrap();
+    let init = client.attributes(active, QpState::Init).unwrap();
     assert_eq!(
         (init.port_num, init.qp_access_flags & 0b1110),
         (1, 0b1110),
         "its peer may write, read and swap"
     );
-    assert_eq!(far.attributes(active, QpState::Sqd).err(), Some(libc::EINVAL));
+    assert_eq!(client.attributes(active, QpState::Sqd).err(), Some(libc::EINVAL));
     // The program's ACK timeout (RDMA_OPTION_ID_ACK_TIMEOUT) overrides the path's, even if it is 0.
     for timeout in [21, 0] {
-        for (side, id) in [(&mut near, passive), (&mut far, active)] {
-            let told = side.state.id(side.file, id).unwrap();
-            super::options::set(told, crate::abi::RDMA_OPTION_ID_ACK_TIMEOUT, Some((1, timeout))).unwrap();
+        for (side, id) in [(&mut server, passive), (&mut client, active)] {
+            let identifier = side.state.id(side.file, id).unwrap();
+            super::options::set(identifier, crate::abi::RDMA_OPTION_ID_ACK_TIMEOUT, Some((1, timeout)))
+                .unwrap();
             assert_eq!(side.attributes(id, QpState::Rts).unwrap().timeout, timeout as u8);
         }
     }
@@ -276,19 +282,19 @@ fn reply_gives_both_ends_matching_attributes() {
 
 #[test]
 fn disconnect_is_reported_once_then_timewait_exit() {
-    let (mut near, mut far) = sides();
-    let (passive, active) = connected(&mut near, &mut far);
-    far.disconnect(active).unwrap();
-    carry(&mut near, &mut far);
-    let told = near.next();
-    assert_eq!((told.what, told.status, told.handle, told.uid), (EventType::Disconnected, 0, passive, 8));
-    assert_eq!(far.maybe_next(), None, "the other has not agreed yet");
-    near.disconnect(passive).unwrap();
-    carry(&mut near, &mut far);
-    assert_eq!((far.next().what, near.maybe_next()), (EventType::Disconnected, None));
+    let (mut server, mut client) = sides();
+    let (passive, active) = connected(&mut server, &mut client);
+    client.disconnect(active).unwrap();
+    carry(&mut server, &mut client);
+    let event = server.next();
+    assert_eq!((event.what, event.status, event.handle, event.uid), (EventType::Disconnected, 0, passive, 8));
+    assert_eq!(client.maybe_next(), None, "the other has not agreed yet");
+    server.disconnect(passive).unwrap();
+    carry(&mut server, &mut client);
+    assert_eq!((client.next().what, server.maybe_next()), (EventType::Disconnected, None));
     // Disconnecting again has no effect and is not an error.
-    assert_eq!((near.disconnect(passive), far.disconnect(active)), (Ok(()), Ok(())));
-    for side in [&mut near, &mut far] {
+    assert_eq!((server.disconnect(passive), client.disconnect(active)), (Ok(()), Ok(())));
+    for side in [&mut server, &mut client] {
         side.later(Nanos::from_millis(10_000));
         assert_eq!((side.next().what, side.maybe_next()), (EventType::TimeWaitExit, None));
     }
@@ -296,95 +302,99 @@ fn disconnect_is_reported_once_then_timewait_exit() {
 
 #[test]
 fn silent_peer_is_reported_as_timeout() {
-    let (_, mut far) = sides();
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"")).unwrap();
+    let (_, mut client) = sides();
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"")).unwrap();
     for _ in 0..100 {
-        far.later(Nanos::from_millis(5000));
+        client.later(Nanos::from_millis(5000));
     }
-    let event = far.next();
+    let event = client.next();
     assert_eq!((event.what, event.status), (EventType::Unreachable, -libc::ETIMEDOUT));
-    assert_eq!(far.state.id(far.file, active).unwrap().comm, None);
+    assert_eq!(client.state.id(client.file, active).unwrap().comm, None);
 }
 
 #[test]
 fn reject_event_has_reason_and_private_data() {
-    let (mut near, mut far) = sides();
-    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    far.connect(active, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut far);
-    let passive = near.next().handle;
-    near.with(|state, cm, file| state.reject(cm, file, passive, RejReason::CONSUMER, b"no")).unwrap();
-    carry(&mut near, &mut far);
-    let event = far.next();
+    let (mut server, mut client) = sides();
+    server.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    client.connect(active, &wish(17, b"")).unwrap();
+    carry(&mut server, &mut client);
+    let passive = server.next().handle;
+    server.with(|state, cm, file| state.reject(cm, file, passive, RejReason::CONSUMER, b"no")).unwrap();
+    carry(&mut server, &mut client);
+    let event = client.next();
     assert_eq!((event.what, event.status, event.handle), (EventType::Rejected, 28, active));
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.private_data.len(), &facts.private_data[..3]), (148, &b"no\0"[..]));
-    assert!(near.state.by_comm.is_empty(), "nothing more is heard of it");
+    assert!(server.state.by_comm.is_empty(), "nothing more is heard of it");
     // The manager rejects a request for a port without a listener by itself.
-    let other = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
-    far.connect(other, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut far);
-    assert_eq!((far.next().status, near.maybe_next()), (RejReason::INVALID_SERVICE_ID.0.into(), None));
+    let other = client.resolved(10, Space::Tcp, "192.0.2.1:7175");
+    client.connect(other, &wish(17, b"")).unwrap();
+    carry(&mut server, &mut client);
+    assert_eq!((client.next().status, server.maybe_next()), (RejReason::INVALID_SERVICE_ID.0.into(), None));
 }
 
 #[test]
 fn full_backlog_drops_until_a_request_is_fetched() {
-    let (mut near, mut far) = sides();
-    let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 1);
-    let ask = |far: &mut Side, uid| {
-        let id = far.resolved(uid, Space::Tcp, "192.0.2.1:7174");
-        far.connect(id, &wish(uid as u32, b"")).unwrap();
+    let (mut server, mut client) = sides();
+    let listener = server.listener(Space::Tcp, "0.0.0.0:7174", 1);
+    let connect = |client: &mut Side, uid| {
+        let id = client.resolved(uid, Space::Tcp, "192.0.2.1:7174");
+        client.connect(id, &wish(uid as u32, b"")).unwrap();
     };
-    ask(&mut far, 11);
-    ask(&mut far, 12);
-    carry(&mut near, &mut far);
+    connect(&mut client, 11);
+    connect(&mut client, 12);
+    carry(&mut server, &mut client);
     assert_eq!(
-        (near.next().what, near.maybe_next(), far.maybe_next()),
+        (server.next().what, server.maybe_next(), client.maybe_next()),
         (EventType::ConnectRequest, None, None)
     );
     // The dropped request is repeated.
-    far.later(Nanos::from_millis(300));
-    carry(&mut near, &mut far);
-    assert_eq!(near.state.channel(near.file).unwrap().len(), 1);
+    client.later(Nanos::from_millis(300));
+    carry(&mut server, &mut client);
+    assert_eq!(server.state.channel(server.file).unwrap().len(), 1);
     // A request not fetched is destroyed with its listener, and the peer is informed; one was fetched.
-    assert_eq!(near.destroy(listener), Ok(1));
-    assert_eq!(near.state.channel(near.file).unwrap().len(), 0);
-    carry(&mut near, &mut far);
-    assert_eq!(far.next().what, EventType::Rejected);
+    assert_eq!(server.destroy(listener), Ok(1));
+    assert_eq!(server.state.channel(server.file).unwrap().len(), 0);
+    carry(&mut server, &mut client);
+    assert_eq!(client.next().what, EventType::Rejected);
 }
 
 /// A program that reads no events keeps nothing of requests that are no longer repeated. One that it has read is its own.
 #[test]
 fn unread_request_ends_with_its_repetitions() {
-    let (mut near, mut far) = sides();
-    near.listener(Space::Tcp, "0.0.0.0:7174", 2);
+    let (mut server, mut client) = sides();
+    server.listener(Space::Tcp, "0.0.0.0:7174", 2);
     for uid in [11, 12] {
-        let id = far.resolved(uid, Space::Tcp, "192.0.2.1:7174");
-        far.connect(id, &wish(uid as u32, b"")).unwrap();
+        let id = client.resolved(uid, Space::Tcp, "192.0.2.1:7174");
+        client.connect(id, &wish(uid as u32, b"")).unwrap();
     }
-    carry(&mut near, &mut far);
-    let read = near.next().handle;
-    assert_eq!(near.state.seen().len(), 3);
-    near.later(Nanos::from_millis(60_000));
-    assert_eq!((near.maybe_next(), near.state.seen().len()), (None, 2));
-    near.accept(read, Some((8, wish(18, b"")))).unwrap();
+    carry(&mut server, &mut client);
+    let read = server.next().handle;
+    assert_eq!(server.state.seen().len(), 3);
+    server.later(Nanos::from_millis(60_000));
+    assert_eq!((server.maybe_next(), server.state.seen().len()), (None, 2));
+    server.accept(read, Some((8, wish(18, b"")))).unwrap();
 }
 
 #[test]
 fn destroy_counts_fetched_events_and_informs_the_peer() {
-    let (mut near, mut far) = sides();
-    let (passive, active) = connected(&mut near, &mut far);
+    let (mut server, mut client) = sides();
+    let (passive, active) = connected(&mut server, &mut client);
     // Address, route and response.
-    assert_eq!(far.destroy(active), Ok(3));
-    carry(&mut near, &mut far);
-    assert_eq!(near.next().what, EventType::Disconnected);
-    assert_eq!(near.destroy(passive), Ok(2), "established and disconnected; the request was the listener's");
-    assert_eq!(near.destroy(passive), Err(libc::ENOENT));
+    assert_eq!(client.destroy(active), Ok(3));
+    carry(&mut server, &mut client);
+    assert_eq!(server.next().what, EventType::Disconnected);
+    assert_eq!(
+        server.destroy(passive),
+        Ok(2),
+        "established and disconnected; the request was the listener's"
+    );
+    assert_eq!(server.destroy(passive), Err(libc::ENOENT));
     // A destroyed identifier gets no events.
-    far.later(Nanos::from_millis(60_000));
-    assert_eq!(far.maybe_next(), None);
+    client.later(Nanos::from_millis(60_000));
+    assert_eq!(client.maybe_next(), None);
 }
 
 #[test]
@@ -412,51 +422,52 @@ fn calls_in_the_wrong_order_are_invalid() {
     side.state.end_resolution(&query, Err(libc::ENODEV));
     let event = side.next();
     assert_eq!((event.what, event.status), (EventType::AddressError, -libc::ENODEV));
-    assert_eq!(side.state.id(side.file, id).unwrap().stage, Stage::Bound, "it may try again");
+    assert_eq!(side.state.id(side.file, id).unwrap().stage, IdState::Bound, "it may try again");
     side.state.end_resolution(&query, Ok(to));
     assert_eq!(side.maybe_next(), None, "an answer that nobody waits for");
 }
 
 #[test]
 fn excess_private_data_is_refused_in_every_message() {
-    let (mut near, mut far) = sides();
-    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
-    let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-    assert_eq!(far.connect(active, &wish(17, &[0; 57])), Err(libc::EINVAL));
-    far.connect(active, &wish(17, &[1; 56])).unwrap();
-    carry(&mut near, &mut far);
-    let passive = near.next().handle;
+    let (mut server, mut client) = sides();
+    server.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+    assert_eq!(client.connect(active, &wish(17, &[0; 57])), Err(libc::EINVAL));
+    client.connect(active, &wish(17, &[1; 56])).unwrap();
+    carry(&mut server, &mut client);
+    let passive = server.next().handle;
     // As in the kernel, a failed accept rejects the request.
-    assert_eq!(near.accept(passive, Some((8, wish(18, &[0; 197])))), Err(libc::EINVAL));
-    carry(&mut near, &mut far);
-    assert_eq!(far.next().what, EventType::Rejected);
+    assert_eq!(server.accept(passive, Some((8, wish(18, &[0; 197])))), Err(libc::EINVAL));
+    carry(&mut server, &mut client);
+    assert_eq!(client.next().what, EventType::Rejected);
 }
 
 /// The case reported by librdmacm as CONNECT_ERROR: the QP's attributes cannot be obtained, so it rejects the response.
 #[test]
 fn refused_response_ends_the_connection_at_both_ends() {
     for refuses in [false, true] {
-        let (mut near, mut far) = sides();
-        near.listener(Space::Tcp, "0.0.0.0:7174", 0);
-        let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
-        far.connect(active, &wish(17, b"")).unwrap();
-        carry(&mut near, &mut far);
-        let passive = near.next().handle;
-        near.accept(passive, Some((8, wish(18, b"")))).unwrap();
-        carry(&mut near, &mut far);
-        assert_eq!(far.next().what, EventType::ConnectResponse);
+        let (mut server, mut client) = sides();
+        server.listener(Space::Tcp, "0.0.0.0:7174", 0);
+        let active = client.resolved(9, Space::Tcp, "192.0.2.1:7174");
+        client.connect(active, &wish(17, b"")).unwrap();
+        carry(&mut server, &mut client);
+        let passive = server.next().handle;
+        server.accept(passive, Some((8, wish(18, b"")))).unwrap();
+        carry(&mut server, &mut client);
+        assert_eq!(client.next().what, EventType::ConnectResponse);
         // The device has lost the address meanwhile.
         let around = GidLookup { sgid_index: &|_| None, random: 0 };
-        let moved = far.with(|all, cm, file| all.attributes(Some(cm), &around, file, active, QpState::Rtr));
+        let moved =
+            client.with(|all, cm, file| all.attributes(Some(cm), &around, file, active, QpState::Rtr));
         assert!(moved.is_err());
         if refuses {
-            far.with(|state, cm, file| state.reject(cm, file, active, RejReason::CONSUMER, b"")).unwrap();
+            client.with(|state, cm, file| state.reject(cm, file, active, RejReason::CONSUMER, b"")).unwrap();
         } else {
-            far.destroy(active).unwrap();
+            client.destroy(active).unwrap();
         }
-        carry(&mut near, &mut far);
-        let told = near.next();
-        assert_eq!((told.what, told.handle, near.maybe_next()), (EventType::Rejected, passive, None));
-        assert_eq!(far.maybe_next(), None);
+        carry(&mut server, &mut client);
+        let event = server.next();
+        assert_eq!((event.what, event.handle, server.maybe_next()), (EventType::Rejected, passive, None));
+        assert_eq!(client.maybe_next(), None);
     }
 }

@@ -7,7 +7,7 @@ use crate::ucma::event::EventType;
 use crate::ucma::ports::Space;
 
 /// Returns an identifier with destination 192.0.2.1 resolved, without a route.
-fn found(side: &mut Side) -> u32 {
+fn resolved_identifier(side: &mut Side) -> u32 {
     let id = side.create(1, Space::Tcp);
     side.bind(id, "0.0.0.0:0").unwrap();
     let query = side.state.begin_resolution(side.file, id, "192.0.2.1:7174".parse().unwrap()).unwrap();
@@ -24,14 +24,14 @@ fn path_of_another(side: &mut Side) -> Vec<u8> {
 
 #[test]
 fn given_path_replaces_route_resolution() {
-    let (mut near, mut side) = sides();
-    near.listener(Space::Tcp, "0.0.0.0:7174", 0);
+    let (mut server, mut side) = sides();
+    server.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let mut record = path_of_another(&mut side);
     assert_eq!(record.len(), 72);
     // Path MTU 512, a traffic class, a hop limit, and a packet lifetime longer than the adapter's acknowledgement delay.
     let at = |field: usize| 8 + field;
     (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x92);
-    let id = found(&mut side);
+    let id = resolved_identifier(&mut side);
     // A record for one direction only comes first.
     let mut records = record.clone();
     records[0] = 2;
@@ -42,10 +42,10 @@ fn given_path_replaces_route_resolution() {
     let again = side.state.take_path(side.file, id, &records, Mtu::Mtu4096);
     assert_eq!(again, Err(libc::EINVAL), "it has one");
     side.connect(id, &wish(17, b"")).unwrap();
-    carry(&mut near, &mut side);
-    let asked = near.next();
-    assert_eq!(asked.what, EventType::ConnectRequest);
-    let path = near.state.id(near.file, asked.handle).unwrap().path.unwrap();
+    carry(&mut server, &mut side);
+    let request = server.next();
+    assert_eq!(request.what, EventType::ConnectRequest);
+    let path = server.state.id(server.file, request.handle).unwrap().path.unwrap();
     assert_eq!((path.mtu, path.traffic_class, path.hop_limit), (Mtu::Mtu512, 0x60, 9));
     assert_eq!(path.packet_lifetime, 18);
 }
@@ -55,7 +55,7 @@ fn given_path_replaces_route_resolution() {
 fn invalid_path_is_refused_without_a_state_change() {
     let (_, mut side) = sides();
     let good = path_of_another(&mut side);
-    let id = found(&mut side);
+    let id = resolved_identifier(&mut side);
     let with = |at: usize, value: u8| {
         let mut record = good.clone();
         record[at] = value;

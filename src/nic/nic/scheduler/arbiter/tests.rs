@@ -98,11 +98,11 @@ fn random_operations_match_the_model() {
                     let before: Vec<_> = arbiter.all().collect();
                     let popped = arbiter.pop();
                     // Finds the queue that has become shorter.
-                    let left: Vec<_> = arbiter.all().collect();
+                    let after: Vec<_> = arbiter.all().collect();
                     let of = |all: &[(u8, QpIndex)], p: usize| {
                         all.iter().filter(|(q, _)| usize::from(*q) == p).count()
                     };
-                    let from = (0..PRIORITIES).find(|p| of(&before, *p) != of(&left, *p));
+                    let from = (0..PRIORITIES).find(|p| of(&before, *p) != of(&after, *p));
                     assert_eq!(from.is_some(), !allowed.is_empty(), "seed {seed}, step {step}");
                     assert!(from.is_none_or(|p| allowed.contains(&p)), "seed {seed}, step {step}: {from:?}");
                     assert_eq!(popped, from.and_then(|p| model.queues[p].pop_front()));

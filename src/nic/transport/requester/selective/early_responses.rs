@@ -13,7 +13,7 @@ use roxie_wire::{Packet, Psn};
 
 impl Scoreboard {
     /// True if a READ request from response packet `k` on asks for that packet alone, because packets behind it came.
-    pub(crate) fn asks_alone(&self, window: &SendWindow, wqe: &Wqe, k: u32) -> bool {
+    pub(crate) fn requests_one_packet(&self, window: &SendWindow, wqe: &Wqe, k: u32) -> bool {
         let behind = self.bits(wqe.first_psn + k, wqe.end_psn());
         wqe.started && !self.whole && self.has_begun(window.una(), wqe) && self.lost & behind != behind
     }
@@ -24,7 +24,7 @@ impl Scoreboard {
     }
 
     /// True if the next work request is a READ or atomic of which nothing came: it is asked for as a whole.
-    pub(crate) fn begins_anew(&mut self, window: &SendWindow) -> bool {
+    pub(crate) fn requests_whole(&mut self, window: &SendWindow) -> bool {
         let wqe = window.next_wqe();
         if !wqe.wr.opcode.takes_resource() || self.has_begun(window.una(), wqe) {
             return false;
@@ -59,7 +59,7 @@ impl Scoreboard {
         }
         self.lost |= lost;
         let of = (end - una.value()).value().min(128) as u8;
-        Some(Verdict::Selective { asked: missing.count_ones() as u8, of })
+        Some(Verdict::Selective { requested: missing.count_ones() as u8, of })
     }
 
     /// True if the READ response with this PSN came early, and is stored.
@@ -71,10 +71,10 @@ impl Scoreboard {
     /// `mtu` in bytes.
     pub(crate) fn early_place(&self, window: &SendWindow, packet: &Packet, mtu: usize) -> Option<(u32, u32)> {
         let psn = packet.bth.psn;
-        let is_near = self.bits(psn, psn + 1) as u64 != 0;
+        let is_in_map = self.bits(psn, psn + 1) as u64 != 0;
         let (position, wqe) = window.started().find(|(_, wqe)| psn.is_before(wqe.end_psn()))?;
         let is_read = wqe.wr.opcode == WrOpcode::Read && !psn.is_before(wqe.first_psn);
-        if !is_near || !is_read || !is_apart(window, position) {
+        if !is_in_map || !is_read || !is_apart(window, position) {
             return None;
         }
         let k = (psn - wqe.first_psn.value()).value();
@@ -101,9 +101,9 @@ impl Scoreboard {
         let una = window.una();
         self.rebase(una);
         let wqe = window.has_begun_oldest().then(|| window.oldest())?;
-        let left = (wqe.end_psn() - una.value()).value();
-        let run = self.data.trailing_ones().min(left);
-        (run > 0 && wqe.wr.opcode == WrOpcode::Read).then(|| (una + run, run == left))
+        let remaining = (wqe.end_psn() - una.value()).value();
+        let run = self.data.trailing_ones().min(remaining);
+        (run > 0 && wqe.wr.opcode == WrOpcode::Read).then(|| (una + run, run == remaining))
     }
 
     /// Returns the PSN up to which the peer has answered, if the oldest work request is not one that waits for its response.

@@ -24,7 +24,7 @@ const PROBE_ROUND_TRIPS: u64 = 4;
 pub(super) struct Scoreboard {
     base: Psn,
     /// PSNs that came, by the newest SACK.
-    came: u128,
+    received: u128,
     /// PSNs of READ responses that came before they were due, and were stored: up to 64 from `base` on.
     data: u64,
     /// The peer has answered something behind a READ or an atomic whose response is missing, and so has executed all before this PSN.
@@ -34,7 +34,7 @@ pub(super) struct Scoreboard {
     /// PSNs that were sent again, and are not known to be lost again.
     again: u128,
     /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from that PSN on
-    /// were sent later. Four adjacent PSNs share a place: that of the latest transmission.
+    /// were sent later. Four adjacent PSNs share a place, which has the time of the latest transmission.
     order: [u8; 32],
     /// The packet sent again that measures a round trip.
     timed: Psn,
@@ -54,7 +54,7 @@ impl Scoreboard {
     pub(super) fn new() -> Scoreboard {
         Scoreboard {
             base: Psn::new(0),
-            came: 0,
+            received: 0,
             data: 0,
             answered: None,
             lost: 0,
@@ -73,7 +73,7 @@ impl Scoreboard {
     pub(super) fn rebase(&mut self, una: Psn) {
         let by = una.distance_from(self.base);
         let shift = |map: u128| u32::try_from(by).ok().and_then(|by| map.checked_shr(by)).unwrap_or(0);
-        (self.came, self.lost, self.again) = (shift(self.came), shift(self.lost), shift(self.again));
+        (self.received, self.lost, self.again) = (shift(self.received), shift(self.lost), shift(self.again));
         self.data = shift(self.data.into()) as u64;
         self.base = una;
     }

@@ -17,7 +17,7 @@ use roxie_wire::{Psn, Sack};
 /// What a selective acknowledgement asks for.
 pub(in crate::transport::requester) struct Missing {
     /// Number of PSNs that are missing.
-    pub asked: u8,
+    pub missing: u8,
     /// Something is lost that was not known to be.
     pub is_news: bool,
     /// The oldest packet is lost once more.
@@ -35,7 +35,7 @@ impl Scoreboard {
         self.rebase(window.una());
         self.again = 0;
         self.whole = window.outstanding() > Sack::BITS;
-        self.lost = if self.whole { 0 } else { mask(window.outstanding()) & !self.came & !self.stored() };
+        self.lost = if self.whole { 0 } else { mask(window.outstanding()) & !self.received & !self.stored() };
         self.timed_at = Nanos::MAX;
     }
 
@@ -62,8 +62,9 @@ impl Scoreboard {
     pub(crate) fn note_sack(&mut self, now: Nanos, una: Psn, first: Psn, sack: &Sack) -> SackCause {
         self.rebase(una);
         let order = self.order_of(sack.latest, una);
-        let came = |psn: Psn| sack.bitmap.checked_shr(psn.distance_from(first) as u32).unwrap_or(0) & 1 == 1;
-        self.measure(now, came);
+        let arrived =
+            |psn: Psn| sack.bitmap.checked_shr(psn.distance_from(first) as u32).unwrap_or(0) & 1 == 1;
+        self.measure(now, arrived);
         // What of the order is older than `una` proves nothing.
         (sack.latest.distance_from(una) >= 0).then_some((order, sack.latest))
     }
@@ -72,9 +73,9 @@ impl Scoreboard {
     pub(crate) fn mark_missing(&mut self, una: Psn, sack: &Sack, before: Psn, cause: SackCause) -> Missing {
         self.rebase(una);
         // The newest SACK counts: the peer may have dropped what it had kept.
-        let dropped = self.came & sack.covered() & !sack.bitmap;
-        self.came = sack.bitmap | self.came & !sack.covered();
-        self.again &= !(self.came | dropped);
+        let dropped = self.received & sack.covered() & !sack.bitmap;
+        self.received = sack.bitmap | self.received & !sack.covered();
+        self.again &= !(self.received | dropped);
         let missing = sack.covered() & !sack.bitmap;
         let mut lost = missing & !self.again & !self.lost;
         let mut tries = missing & self.again & !self.lost;
@@ -102,11 +103,11 @@ impl Scoreboard {
         if oldest_again && drops {
             lost = missing & !self.lost;
         }
-        self.lost = (self.lost | lost) & !self.came & !self.stored();
-        invariant!(self.lost & self.came == 0, "PSNs that came are sent again");
+        self.lost = (self.lost | lost) & !self.received & !self.stored();
+        invariant!(self.lost & self.received == 0, "PSNs that came are sent again");
         let is_none = self.whole || self.lost == 0;
         let first = (!is_none).then(|| una + self.lost.trailing_zeros());
-        Missing { asked: missing.count_ones() as u8, is_news: lost != 0, oldest_again, first }
+        Missing { missing: missing.count_ones() as u8, is_news: lost != 0, oldest_again, first }
     }
 
     /// Marks the last packet to be sent again, or the oldest READ or atomic, if the silence is shorter than `longest`, the local ACK timeout.

@@ -19,40 +19,40 @@ pub(super) const QUIET: Nanos = Nanos(1_000_000);
 
 /// Requests for acknowledgements: when packets ask, and how far the peer has been asked.
 #[derive(Debug, Default)]
-pub(super) struct Asking {
+pub(super) struct AckRequests {
     /// Unsignaled messages do not ask for an acknowledgement at their end.
     is_late: bool,
     /// Number of packets since the last one that asked for an acknowledgement.
     since: u32,
     /// The PSN after the last packet that asked for an acknowledgement.
-    asked: Psn,
+    requested_end: Psn,
     /// A probe may be sent once `una` is behind this PSN: that behind the last READ or atomic, or the first one of the connection.
     probe_after: Psn,
     /// A probe is to ask for an acknowledgement, unless another packet does before.
     probe_due: bool,
     /// The peer is to show that it still has the connection.
-    asks_peer: bool,
+    peer_probe_due: bool,
 }
 
-impl Asking {
+impl AckRequests {
     /// Starts at `psn` with nothing outstanding.
     pub(super) fn start(&mut self, psn: Psn) {
-        (self.asked, self.probe_after) = (psn, psn);
+        (self.requested_end, self.probe_after) = (psn, psn);
     }
 
     /// Asks for nothing more.
     pub(super) fn abandon(&mut self) {
-        (self.is_late, self.probe_due, self.asks_peer) = (false, false, false);
+        (self.is_late, self.probe_due, self.peer_probe_due) = (false, false, false);
     }
 
     /// Has unsignaled messages not ask for an acknowledgement.
-    pub(super) fn ask_late(&mut self) {
+    pub(super) fn request_late(&mut self) {
         self.is_late = true;
     }
 
-    /// Has every message ask from now on. For those that did not, a probe asks at once: then returns true.
-    pub(super) fn ask_each_time(&mut self, window: &SendWindow, waits: bool) -> bool {
-        let is_due = self.may_ask(window, waits);
+    /// Has every message ask from now on. For those that did not, a probe asks immediately: then returns true.
+    pub(super) fn request_each_time(&mut self, window: &SendWindow, waits: bool) -> bool {
+        let is_due = self.may_request(window, waits);
         self.probe_due |= is_due;
         self.is_late = false;
         is_due
@@ -83,13 +83,13 @@ impl Asking {
 
     /// Advances over a packet that is sent. `end`: the PSN behind it. `answers`: it is a request for a READ or an atomic.
     #[inline(always)]
-    pub(super) fn packet_left(&mut self, asks: bool, end: Psn, answers: bool) {
+    pub(super) fn packet_sent(&mut self, asks: bool, end: Psn, answers: bool) {
         if answers && self.probe_after.is_before(end) {
             self.probe_after = end;
         }
         self.since = if asks { 0 } else { self.since + 1 };
-        if asks && self.asked.is_before(end) {
-            self.asked = end;
+        if asks && self.requested_end.is_before(end) {
+            self.requested_end = end;
         }
     }
 
@@ -100,15 +100,15 @@ impl Asking {
 
     /// Notes that what has asked may be lost.
     pub(super) fn forget(&mut self, una: Psn) {
-        self.asked = una;
+        self.requested_end = una;
     }
 
-    /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is that of a probe.
+    /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is a probe's.
     pub(super) fn is_quiet(&self, una: Psn) -> bool {
-        self.is_late && !una.is_before(self.asked) && self.may_probe(una)
+        self.is_late && !una.is_before(self.requested_end) && self.may_probe(una)
     }
 
-    /// True if the PSN before the oldest unacknowledged one is that of a SEND or WRITE of this connection.
+    /// True if the PSN before the oldest unacknowledged one belongs to a SEND or WRITE of this connection.
     fn may_probe(&self, una: Psn) -> bool {
         self.probe_after.is_before(una) || PlantedBug::ProbesReads.is()
     }
@@ -125,18 +125,18 @@ impl Asking {
     /// answered, and packets will be sent again.
     fn is_unasked(&self, window: &SendWindow, waits: bool) -> bool {
         let una = window.una();
-        !window.is_idle() && !una.is_before(self.asked) && self.may_probe(una) && !waits
+        !window.is_idle() && !una.is_before(self.requested_end) && self.may_probe(una) && !waits
     }
 
     /// True if unsignaled packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement.
-    pub(super) fn may_ask(&self, window: &SendWindow, waits: bool) -> bool {
+    pub(super) fn may_request(&self, window: &SendWindow, waits: bool) -> bool {
         self.is_late && !self.probe_due && self.is_unasked(window, waits)
     }
 
     /// Has the next packet ask for an acknowledgement, a probe if there is no other. Does nothing if the peer owes one, or nothing is
     /// outstanding.
-    pub(super) fn ask(&mut self, window: &SendWindow, waits: bool, limits: &Limits) {
-        if self.may_ask(window, waits) {
+    pub(super) fn request(&mut self, window: &SendWindow, waits: bool, limits: &Limits) {
+        if self.may_request(window, waits) {
             self.since = limits.ack_request_interval;
             self.probe_due = true;
         }
@@ -161,36 +161,36 @@ impl Asking {
     }
 
     /// Advances over a probe, which is sent. `sent_end`: the PSN behind all that was sent.
-    pub(super) fn probe_left(&mut self, sent_end: Psn) {
+    pub(super) fn probe_sent(&mut self, sent_end: Psn) {
         self.probe_due = false;
         self.since = 0;
-        self.asked = sent_end;
+        self.requested_end = sent_end;
     }
 
     /// Has the QP ask whether the peer still has the connection, as soon as no request is ready to be sent. Returns false if the QP cannot. A
     /// change of the QP's attributes or state takes the question back.
     ///
     /// The NIC asks on behalf of a connection manager that has received a request for a new connection of the peer's QP. The question changes
-    /// neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask: those of XRC would have to name a queue, and UC has
+    /// neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask: XRC requesters would have to name a queue, and UC has
     /// no acknowledgements.
-    pub(super) fn ask_peer(&mut self, qp: &QpContext) -> bool {
-        self.asks_peer = qp.qp_type == QpType::Rc && qp.state() == QpState::Rts;
-        self.asks_peer
+    pub(super) fn probe_peer(&mut self, qp: &QpContext) -> bool {
+        self.peer_probe_due = qp.qp_type == QpType::Rc && qp.state() == QpState::Rts;
+        self.peer_probe_due
     }
 
-    /// True if a question to the peer is due.
-    pub(super) fn asks_peer(&self) -> bool {
-        self.asks_peer
+    /// True if a probe of the peer is due.
+    pub(super) fn peer_probe_due(&self) -> bool {
+        self.peer_probe_due
     }
 
     /// Plans the question that is due: as a probe, whatever had the PSN before the oldest unacknowledged one, or the first of the connection.
-    pub(super) fn question(&self, qp: &QpContext, una: Psn) -> Option<TxPlan> {
-        self.asks_peer.then(|| empty_send(qp, una - 1, TxReason::Question, Origin::Question))
+    pub(super) fn plan_peer_probe(&self, qp: &QpContext, una: Psn) -> Option<TxPlan> {
+        self.peer_probe_due.then(|| empty_send(qp, una - 1, TxReason::PeerProbe, Origin::PeerProbe))
     }
 
     /// Takes the question back, or advances over it.
-    pub(super) fn end_question(&mut self) {
-        self.asks_peer = false;
+    pub(super) fn end_peer_probe(&mut self) {
+        self.peer_probe_due = false;
     }
 }
 
