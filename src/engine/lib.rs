@@ -65,18 +65,20 @@ pub use workers::{MAX_WORKERS, Workers};
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TryRecvError, bounded};
 
+use roxie_base::limits::Limits;
+use roxie_base::threads::lock;
 use roxie_base::time::{Clock, Nanos};
 use roxie_nic::nic::{Answer, Command, ControlError, Nic, NicConfig};
 use roxie_nic::shared::Doorbells;
-use roxie_nic::verbs::{AsyncEvent, QpIndex};
-use roxie_port::Port;
+use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
 use roxie_port::pcap::{Background, Recorder};
+use roxie_port::{LinkChange, Port, PortInfo};
 
 use shared::Shared;
 
@@ -118,6 +120,9 @@ pub struct Engine {
     thread: Option<JoinHandle<()>>,
     /// Time of the last step of a [`Drive::Stepped`] engine; `None`: the engine has a clock.
     stepped_at: Option<AtomicU64>,
+    limits: Limits,
+    /// The port's properties, and the largest path MTU: read without the worker.
+    facts: Mutex<(PortInfo, Mtu)>,
 }
 
 impl Engine {
@@ -144,13 +149,15 @@ impl Engine {
     ) -> io::Result<Engine> {
         let (requests, request_queue) = bounded(COMMAND_QUEUE);
         let (event_sender, events) = bounded(EVENT_QUEUE);
+        let (limits, facts) = (config.limits, (port.info().clone(), config.largest_mtu));
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);
         let caller_drives = matches!(drive, Drive::Caller | Drive::CallerOnly);
         let has_thread = matches!(drive, Drive::Caller | Drive::Thread { .. });
         let shared = Arc::new(Shared::new(worker, !caller_drives, clock)?);
         let thread = has_thread.then(|| engine_thread::spawn(Arc::clone(&shared), drive)).transpose()?;
         let stepped_at = (drive == Drive::Stepped).then(AtomicU64::default);
-        Ok(Engine { shared, doorbells, requests, events, caller_drives, thread, stepped_at })
+        let facts = Mutex::new(facts);
+        Ok(Engine { shared, doorbells, requests, events, caller_drives, thread, stepped_at, limits, facts })
     }
 
     /// The time on the engine's clock, in ns.
@@ -331,8 +338,38 @@ impl Engine {
         let now = self.now();
         self.adjust(move |worker| worker.set_port(now, port))
             .ok_or_else(|| io::Error::other("the engine is dead"))?;
+        self.read_facts();
         self.doorbells.wake_if_sleeping();
         Ok(())
+    }
+
+    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer fit. `None`: the engine is
+    /// dead.
+    pub fn follow(&self, change: LinkChange) -> Option<io::Result<u32>> {
+        let now = self.now();
+        let failed = self.adjust(move |worker| worker.follow(now, &change));
+        self.read_facts();
+        failed
+    }
+
+    fn read_facts(&self) {
+        let facts = self.inspect(|worker| (worker.port().info().clone(), worker.nic().largest_mtu()));
+        *lock(&self.facts) = facts;
+    }
+
+    /// The NIC's limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Properties of the port, as of the last change of the link that it followed.
+    pub fn port(&self) -> PortInfo {
+        lock(&self.facts).0.clone()
+    }
+
+    /// The largest path MTU over the port's link.
+    pub fn largest_mtu(&self) -> Mtu {
+        lock(&self.facts).1
     }
 
     /// Captures frames from now on, above all layers of the port: the recorder gets what the NIC sends and receives, and why. Returns
@@ -344,11 +381,11 @@ impl Engine {
         let unattached = Arc::new(Mutex::new(Some(recorder)));
         let slot = Arc::clone(&unattached);
         let attach = move |worker: &mut Worker| {
-            let mut unattached = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut unattached = lock(&slot);
             *unattached = unattached.take().and_then(|recorder| worker.attach_capture(now, recorder));
         };
         self.adjust(attach);
-        unattached.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&unattached).take()
     }
 
     /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.
@@ -452,7 +489,7 @@ impl Engine {
         if self.caller_drives || self.thread.is_none() {
             return Err(act);
         }
-        let take = |act: &Mutex<Option<F>>| act.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = |act: &Mutex<Option<F>>| lock(act).take();
         let act = Arc::new(Mutex::new(Some(act)));
         let (answer, answered) = bounded(1);
         let visit = Visit::new({
@@ -472,6 +509,10 @@ impl Engine {
                     Err(_) => break,
                 }
             }
+        }
+        // The worker may have answered, and have died since.
+        if let Ok(result) = answered.try_recv() {
+            return Ok(result);
         }
         Err(take(&act).expect("a visit that panicked has no result"))
     }

@@ -26,6 +26,9 @@ const QP_BITS: u32 = 12;
 /// Maximum number of workers: a QP's index has 16 bits.
 pub const MAX_WORKERS: usize = 16;
 
+/// Slots of a worker's tables that are read between two passes.
+const PIECE: u32 = 1024;
+
 /// The workers of a device. There is at least one.
 #[derive(Debug)]
 pub struct Workers {
@@ -301,14 +304,12 @@ impl Workers {
 
     /// Returns the names of all QPs, memory regions and memory windows.
     pub fn names(&self) -> Vec<Object> {
-        let mut names = self.engines[0].inspect(|worker| worker.nic().names());
+        let mut names = names_of(&self.engines[0]);
         for (worker, engine) in (1..).zip(&self.engines[1..]) {
             // Each worker has the same memory.
-            names.extend(engine.inspect(|worker| worker.nic().names()).into_iter().filter_map(|name| {
-                match name {
-                    Object::Qp(qp) => Some(Object::Qp(qp_of_device(worker, qp))),
-                    _ => None,
-                }
+            names.extend(names_of(engine).into_iter().filter_map(|name| match name {
+                Object::Qp(qp) => Some(Object::Qp(qp_of_device(worker, qp))),
+                _ => None,
             }));
         }
         names
@@ -347,6 +348,16 @@ impl Workers {
         }
         sum
     }
+}
+
+/// Returns the names of a worker's QPs, memory regions and memory windows, in pieces between passes.
+fn names_of(engine: &Engine) -> Vec<Object> {
+    let piece = |from: u32| {
+        // The caller's memory: the worker allocates none.
+        let mut names = Vec::with_capacity(2 * PIECE as usize);
+        engine.inspect(move |worker| worker.nic().names(from..from + PIECE, &mut names).then_some(names))
+    };
+    (0..).step_by(PIECE as usize).map_while(piece).flatten().collect()
 }
 
 fn statuses(nic: &Nic, qps: Vec<QpIndex>) -> Vec<QpStatus> {

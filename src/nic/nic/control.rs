@@ -1,5 +1,6 @@
 //! Executes control commands. Commands for queue pairs are in [`qp_life`](super::qp_life).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Nic;
@@ -150,13 +151,17 @@ impl Nic {
         }
     }
 
-    /// Returns the names of all QPs, memory regions and memory windows.
-    pub fn names(&self) -> Vec<Object> {
-        let memory = self.memory.names().map(|name| match name {
+    /// Adds the names of the QPs, memory regions and memory windows in a range of the tables' slots. False: the range is beyond the last slot of
+    /// each table.
+    pub fn names(&self, places: Range<u32>, to: &mut Vec<Object>) -> bool {
+        let qps = places.start..places.end.min(self.qps.places());
+        let qps = qps.filter(|place| self.qps.get(*place).is_some());
+        to.extend(qps.map(|place| Object::Qp(QpIndex(self.qps.name_at(place)))));
+        to.extend(self.memory.names(places.start as usize..places.end as usize).map(|name| match name {
             MemoryName::Region(mr) => Object::Mr(mr),
             MemoryName::Window(window) => Object::Window(window),
-        });
-        self.qps.iter().map(|(qp, _)| Object::Qp(QpIndex(qp))).chain(memory).collect()
+        }));
+        places.start < self.qps.places() || (places.start as usize) < self.memory.places()
     }
 
     /// Returns the status of a memory region or window. `None`: there is none of this name.

@@ -12,7 +12,7 @@ use super::snapshot::{MrEntry, PassDurations, QpEntry, Snapshot};
 use crate::remote::{Attachment, polling};
 use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::time::Nanos;
-use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker, Workers};
+use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Nic, Object, QpStatus};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
@@ -197,12 +197,9 @@ impl Adapter {
     /// the new largest path MTU. A remote NIC follows the link by itself.
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
         let Adapter::Own(workers) = self else { return Ok((0, self.largest_mtu())) };
-        let now = workers.now();
         let mut failed = 0;
         for engine in workers.all() {
-            let change = change.clone();
-            let follow = move |worker: &mut Worker| worker.follow(now, &change);
-            let followed = engine.adjust(follow).ok_or(ControlError::DeviceFatal)?;
+            let followed = engine.follow(change.clone()).ok_or(ControlError::DeviceFatal)?;
             let system = |source| DeviceError::System { what: "following a change of the link", source };
             failed += followed.map_err(system)?;
         }
@@ -236,7 +233,7 @@ impl Adapter {
 
     pub(super) fn port(&self) -> PortInfo {
         match self {
-            Adapter::Own(workers) => workers.first().inspect(|worker| worker.port().info().clone()),
+            Adapter::Own(workers) => workers.first().port(),
             Adapter::Shared(nic) => nic.port(),
         }
     }
@@ -247,7 +244,7 @@ impl Adapter {
 
     pub(super) fn largest_mtu(&self) -> Mtu {
         match self {
-            Adapter::Own(workers) => workers.first().inspect(|worker| worker.nic().largest_mtu()),
+            Adapter::Own(workers) => workers.first().largest_mtu(),
             Adapter::Shared(nic) => nic.largest_mtu(),
         }
     }
@@ -301,7 +298,7 @@ pub fn snapshot_of(workers: &Workers, objects: &[Object]) -> Snapshot {
         };
         engine.inspect(|worker| status(worker.nic()))
     });
-    let info = engine.inspect(|worker| worker.port().info().clone());
+    let info = engine.port();
     let mut qps: Vec<_> = statuses_of(workers, objects).iter().map(QpEntry::of).collect();
     qps.sort_by_key(|qp| qp.qpn);
     Snapshot {

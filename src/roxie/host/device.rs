@@ -279,7 +279,7 @@ impl Device {
 
     /// The maximum numbers and sizes of objects.
     pub fn limits(&self) -> Limits {
-        self.engine().map_or_else(Limits::default, |engine| engine.inspect(|worker| *worker.nic().limits()))
+        self.engine().map_or_else(Limits::default, |engine| *engine.limits())
     }
 
     /// The slot among the processes that share the device, if it can be shared.

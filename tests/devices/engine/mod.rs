@@ -466,6 +466,19 @@ fn sleeping_thread_sends_the_callers_acknowledgement() {
 }
 
 #[test]
+fn inspection_wakes_the_owner_of_the_worker() {
+    in_time(|| {
+        let drive = driven(Drive::Thread { core: None, spin: Nanos(1_000) });
+        let bend = |port| Bent::new(port).whose_readiness_is_taken();
+        let (local, _remote) = bent_pair(4200, bend, &drive, &DeviceConfig::caller_only());
+        std::thread::sleep(IT_SLEEPS);
+        let since = Instant::now();
+        assert_eq!(local.counter("retransmitted_packets"), 0);
+        since.elapsed()
+    });
+}
+
+#[test]
 fn callers_timer_wakes_the_sleeping_thread() {
     in_time(|| {
         let (local, remote) = asleep();

@@ -25,6 +25,7 @@ mod window;
 mod tests;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::permutation::QuickPermutation;
 use super::planted::PlantedBug;
@@ -230,11 +231,17 @@ impl MemoryTable {
         self.entries.iter().flatten().map(|entry| entry.pd)
     }
 
-    /// Returns the names of all regions and windows.
-    pub fn names(&self) -> impl Iterator<Item = MemoryName> + '_ {
-        self.entries.iter().enumerate().filter_map(|(index, entry)| {
+    /// Returns the number of slots.
+    pub fn places(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the names of the regions and windows at `places`.
+    pub fn names(&self, places: Range<usize>) -> impl Iterator<Item = MemoryName> + '_ {
+        let places = places.start..places.end.min(self.entries.len());
+        places.filter_map(|index| {
             let name = self.name_at(index as u16);
-            Some(match entry.as_ref()?.kind {
+            Some(match self.entries[index].as_ref()?.kind {
                 KeyKind::Region { .. } | KeyKind::Fast { .. } => MemoryName::Region(MrIndex(name)),
                 KeyKind::Window1(_) | KeyKind::Window2 { .. } => MemoryName::Window(MwIndex(name)),
             })

@@ -254,7 +254,7 @@ fn reused_index_has_no_pages_of_its_predecessor() {
     let (mut table, fast, _, _) = fast();
     assert_eq!(table.len(), 1);
     let free = |table: &MemoryTable| {
-        let statuses = table.names().filter_map(|name| table.status(name));
+        let statuses = table.names(0..usize::MAX).filter_map(|name| table.status(name));
         statuses.map(|it| (it.key, it.length)).collect::<Vec<_>>()
     };
     assert_eq!(free(&table), [(0, 0)], "grants nothing yet");
