@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::client::Client;
-use super::processor_share::ProcessorShare;
+use super::processor_share::{ProcessorShare, UserShares};
 use super::registry::Registry;
 use roxie_base::threads::{lock, request_short_slices, spawn_unsignalled};
 use roxie_nic::shared::remote_memory::{CopyJobs, RemoteMemory};
@@ -24,10 +24,10 @@ const FREE_OF_COPY: Duration = Duration::from_micros(10);
 ///
 /// # Errors
 /// If the system is out of threads.
-pub(super) fn start(memory: &Arc<RemoteMemory>, share: Arc<ProcessorShare>) -> io::Result<JoinHandle<()>> {
+pub(super) fn start(memory: &Arc<RemoteMemory>, shares: Arc<UserShares>) -> io::Result<JoinHandle<()>> {
     let (sender, jobs) = CopyJobs::new();
     let copied = Arc::clone(memory);
-    let thread = spawn_unsignalled("roxie-copies", move || run(&jobs, &copied, &share))?;
+    let thread = spawn_unsignalled("roxie-copies", move || run(&jobs, &copied, &shares.data))?;
     memory.copied_by(sender);
     Ok(thread)
 }
@@ -37,7 +37,7 @@ impl Client {
     pub(super) fn start_copies(&self, registry: &Registry) -> io::Result<()> {
         let mut copies = lock(&self.copies);
         if copies.is_none() {
-            *copies = Some(start(&self.memory, registry.share_of(self.uid))?);
+            *copies = Some(start(&self.memory, registry.shares_of(self.uid))?);
         }
         Ok(())
     }

@@ -45,9 +45,9 @@ impl Client {
 /// # Errors
 /// If the NIC has ended, or the system is out of threads.
 pub(super) fn start(nic: &Weak<Inner>, client: &Arc<Client>) -> io::Result<JoinHandle<()>> {
-    let share = nic.upgrade().ok_or(io::ErrorKind::NotConnected)?.registry.share_of(client.uid);
+    let shares = nic.upgrade().ok_or(io::ErrorKind::NotConnected)?.registry.shares_of(client.uid);
     let client = Arc::clone(client);
-    spawn_unsignalled("roxie-notify", move || run(&client, &share))
+    spawn_unsignalled("roxie-notify", move || run(&client, &shares.data))
 }
 
 /// Runs until the end of the client.

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 
 use super::acceptor::UserClass;
-use super::account::{Account, Accounts, find_or_make};
+use super::account::{Account, Accounts};
 use super::memory;
 use super::payers::{Payers, UNLISTED};
-use super::processor_share::ProcessorShare;
+use super::processor_share::UserShares;
 use super::quota::Quota;
 use roxie::host::adapter::{snapshot_of, statuses_of};
 use roxie::host::inspect::Snapshot;
@@ -91,7 +91,7 @@ pub(super) struct Registry {
     /// The users that pay for others.
     pub(super) payers: Payers,
     /// What users take of the processors.
-    shares: Mutex<HashMap<u32, Weak<ProcessorShare>>>,
+    shares: Mutex<HashMap<u32, Arc<UserShares>>>,
 }
 
 /// How long a user is refused after a program's memory did not answer.
@@ -182,8 +182,11 @@ impl Registry {
     }
 
     /// Returns what all clients of a user take of the processors.
-    pub(super) fn share_of(&self, uid: u32) -> Arc<ProcessorShare> {
-        find_or_make(&self.shares, self.payers.known(uid), Arc::default)
+    pub(super) fn shares_of(&self, uid: u32) -> Arc<UserShares> {
+        let mut shares = lock(&self.shares);
+        // A user whose last client has left has the same debt when he comes back.
+        shares.retain(|_, shares| Arc::strong_count(shares) > 1 || shares.has_debt());
+        Arc::clone(shares.entry(self.payers.known(uid)).or_default())
     }
 
     /// Opens an account for a client of this user.

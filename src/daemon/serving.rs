@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::acceptor::Greeting;
+use super::acceptor::{Greeting, UserClass};
 use super::client::{Client, Session};
 use super::{Inner, notify};
 use roxie::remote::link::Link;
@@ -29,17 +29,22 @@ pub(super) fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     drop(place);
     let Some((client, mut session)) = admitted else { return };
     let notifies = notify::start(nic, &client);
-    let share = nic.upgrade().map(|inner| inner.registry.share_of(client.uid));
-    if notifies.is_ok()
-        && let Some(share) = share
-    {
-        let mut charged = Duration::ZERO;
-        while answer_next(nic, &client, &mut session) {
+    let shares = nic.upgrade().map(|inner| inner.registry.shares_of(client.uid));
+    // The NIC's own user and root are not limited.
+    let is_host = nic.upgrade().is_some_and(|inner| inner.registry.class_of(client.uid) == UserClass::Host);
+    let share = shares.as_ref().map(|shares| &shares.requests).filter(|_| !is_host);
+    let mut charged = Duration::ZERO;
+    while notifies.is_ok() && answer_next(nic, &client, &mut session) {
+        if let Some(share) = share {
             share.charge_thread(&mut charged);
             share.pay(|time| stays_for(&client, time));
         }
     }
     part_from(nic, &client, session, notifies.ok());
+    // The last request, and the end of the client's objects.
+    if let Some(share) = share {
+        share.charge_thread(&mut charged);
+    }
 }
 
 /// Lets a process in. `None`: it was told why not, or the NIC is gone.

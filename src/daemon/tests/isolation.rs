@@ -175,7 +175,9 @@ fn free_places(nic: &Nic) -> usize {
 fn engine_regions(nic: &Nic, pds: &[PdId]) -> u64 {
     let engine = nic.daemon.inner.registry.device.engine().expect("its own");
     let status = |nic: &roxie_nic::nic::Nic| -> Vec<_> {
-        nic.names().into_iter().filter_map(|object| nic.memory_status(object)).collect()
+        let mut names = Vec::new();
+        nic.names(0..u32::MAX, &mut names);
+        names.into_iter().filter_map(|object| nic.memory_status(object)).collect()
     };
     let regions = engine.inspect(move |worker| status(worker.nic()));
     let own = regions.iter().filter(|region| pds.contains(&region.pd) && !region.kind.starts_with("window"));

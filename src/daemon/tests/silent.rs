@@ -66,8 +66,8 @@ fn silent_memory_fails_its_qps_alone() {
         let mut honest = Couple::new([attached(&nic), attached(&nic)], 1);
         let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.remote.clone()]);
         let (qp, other) = (&pair.qp, &pair.peer_memory);
-        let share = nic.daemon.inner.registry.share_of(USER);
-        copies::start(&silent.memory, share).expect("a thread");
+        let shares = nic.daemon.inner.registry.shares_of(USER);
+        copies::start(&silent.memory, shares).expect("a thread");
         let mapped = [0u8; 64];
         let memory = HostMemory::remote(&silent.memory, mapped.as_ptr() as u64, mapped.len(), false);
         let region = pair.pd.register_memory(memory, Access::READ_WRITE).expect("room");
