@@ -18,7 +18,7 @@ use crate::in_time::CommandInTime;
 use page::Page;
 
 /// Bytes of README.md at most: what a stranger reads before an opinion is made.
-const README: usize = 8192;
+const README: usize = 7000;
 
 /// The repository.
 pub fn root() -> PathBuf {
