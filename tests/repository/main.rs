@@ -1,9 +1,10 @@
-//! The repository's own checks: rules of the sources, the page of rules of the specification, the scripts of continuous integration.
+//! The repository's own checks: rules of the sources, the pages that follow from other files, the scripts of continuous integration.
 
 #[path = "../support/in_time.rs"]
 mod in_time;
 
 mod conformance;
+mod figures;
 mod release;
 mod rerun;
 mod tidy;

@@ -18,7 +18,9 @@ use crate::in_time::CommandInTime;
 use page::Page;
 
 /// Bytes of README.md at most: what a stranger reads before an opinion is made.
-const README: usize = 8192;
+const README: usize = 7000;
+/// Words of a table's cell at most: a longer one is prose, and is read as none.
+const CELL: usize = 40;
 
 /// The repository.
 pub fn root() -> PathBuf {
@@ -70,6 +72,17 @@ fn none(wrong: &[String]) {
 fn readme_is_short() {
     let length = read("README.md").len();
     assert!(length <= README, "README.md has {length} bytes: {README} at most, the rest belongs into docs/");
+}
+
+#[test]
+fn cells_of_tables_are_short() {
+    let long = |page: &Page| {
+        let rows = page.prose.iter().filter(|(_, text)| text.starts_with('|'));
+        rows.filter(|(_, text)| text.split('|').any(|cell| cell.split_whitespace().count() > CELL))
+            .map(|(line, _)| format!("{}:{line}: a cell has more than {CELL} words", page.name))
+            .collect::<Vec<_>>()
+    };
+    none(&pages().iter().flat_map(long).collect::<Vec<_>>());
 }
 
 #[test]

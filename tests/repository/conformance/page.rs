@@ -53,16 +53,13 @@ pub fn totals(chapters: &[(&str, Vec<Kept<'_>>)]) -> [(&'static str, usize); 6] 
 const HEAD: &str = "\
 # Conformance
 
-The rules of the InfiniBand Architecture Specification, volume 1, that concern the reliable connection (RC, and XRC with it), the
-unreliable connection (UC), datagrams (UD) and raw packets: where Roxie keeps each, which test would fail if it did not, and what is
-missing. Rules are in our words, clauses are those of release 1.4 (A17: annex of RoCE v2, A16: of RoCE v1, A14: of XRC, A19: of memory
-placement). A number such as C9-140 is a compliance statement of the specification. The specification is not part of the sources:
-clauses are those by which others cite it, and where only the chapter is sure, that stands alone. What nobody has listed is not counted
-as missing. Rules of the link and of management, which Ethernet and the connection manager's messages have otherwise, are not listed.
+The rules of the InfiniBand Architecture Specification, volume 1, for RC and XRC, UC, UD and raw packets: where Roxie keeps each, which test
+would fail if it did not, and what is missing. Rules are in our words. Clauses are those of release 1.4 as others cite them (A17: annex of
+RoCE v2, A16: of RoCE v1, A14: of XRC, A19: of memory placement; C9-140: a compliance statement); some name a chapter alone. A rule that is not
+listed is not counted as missing. Rules of the link and of management are not listed.
 
-`make conformance` writes this page from [the list of rules](../tests/repository/conformance/rules.txt) and from annotations in the sources;
-[CONTRIBUTING.md](../CONTRIBUTING.md#a-rule-of-the-specification) says how to add one. `cargo test --test repository conformance::` fails if the
-page is not what they make.
+`make conformance` writes this page from [the list of rules](../tests/repository/conformance/rules.txt) and from annotations in the sources:
+[how to add one](../CONTRIBUTING.md#a-rule-of-the-specification).
 ";
 
 /// The page.
