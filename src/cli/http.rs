@@ -5,8 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use roxie::tcp::{self, Timed};
-
-use crate::failure::Failure;
+use roxie_report::failure::Failure;
 
 /// Time for a whole request, and again for a whole reply.
 const PATIENCE: Duration = Duration::from_secs(5);

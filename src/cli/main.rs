@@ -10,39 +10,29 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod capture;
 mod cc;
-mod chart;
 mod conform;
 mod decode;
-mod decoded;
 mod demo;
 mod device;
 mod doctor;
-mod failure;
 mod floor;
-mod formats;
 mod http;
 mod lab;
-mod ladder;
-mod line_rate;
 mod manual;
 mod metrics;
 mod nfs;
 mod nic;
 mod nvme;
-mod output;
 mod perf;
 mod pingpong;
 mod quota;
 mod run;
 mod show;
-mod signals;
 mod sim;
 mod stream;
-mod svg;
 #[cfg(feature = "top")]
 mod top;
 mod wire;
-mod words;
 
 #[global_allocator]
 static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;

@@ -53,7 +53,7 @@ impl Formats {
         };
         let now = self.0.into_iter().map(lines).collect();
         let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data")).join(file);
-        kept::compare(&file, &now, true, "src/cli/formats.rs, or FORMAT in src/conform/report/mod.rs");
+        kept::compare(&file, &now, true, "src/report/formats.rs, or FORMAT in src/conform/report/mod.rs");
     }
 }
 

@@ -6,9 +6,9 @@ use std::io;
 use nix::unistd::{Uid, User, geteuid};
 use roxie::host::inspect::{AttachError, Look, Snapshot, attach, snapshots, user_of};
 use roxie::netdev::NetNs;
+use roxie_report::failure::Failure;
 
 use super::frames::Frames;
-use crate::failure::Failure;
 
 /// What the command line names.
 #[derive(Clone, Copy, Debug)]

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use roxie_conform::report::{Report, diff};
+use roxie_report::output;
 
 use super::{BROKEN, Ended, USAGE};
-use crate::output;
 
 /// Compare two reports
 #[derive(Debug, Args)]

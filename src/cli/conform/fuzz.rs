@@ -9,11 +9,11 @@ use roxie::random::unguessable;
 use roxie_conform::bench::Bench;
 use roxie_conform::fuzz::{self, Config, Sequence};
 use roxie_conform::report::Report;
+use roxie_report::output;
 
 use super::reach::Reach;
 use super::report::take;
 use super::{CANNOT_RUN, Ended, PlayArguments, USAGE};
-use crate::output;
 
 /// Time in which an agent that was lost listens again, if anything starts it anew.
 const COMES_BACK_WITHIN: Duration = Duration::from_secs(5);

@@ -1,11 +1,11 @@
 //! `roxie conform list`: the checks, without a target.
 
 use clap::Args;
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::json;
 
 use super::{Ended, Selection, USAGE};
-use crate::formats;
-use crate::output;
 
 /// List the checks
 #[derive(Debug, Args)]

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-
-use crate::output;
+use roxie_report::output;
 
 mod compare;
 mod fuzz;
@@ -145,8 +144,8 @@ enum Link {
 #[derive(Debug)]
 struct Ended(u8, String);
 
-impl From<crate::failure::Failure> for Ended {
-    fn from(failure: crate::failure::Failure) -> Ended {
+impl From<roxie_report::failure::Failure> for Ended {
+    fn from(failure: roxie_report::failure::Failure) -> Ended {
         Ended(failure.exit_code(), failure.to_string())
     }
 }

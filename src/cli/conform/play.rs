@@ -7,11 +7,11 @@ use roxie_conform::report::Report;
 use roxie_conform::run::run as play;
 use roxie_conform::verdict::Stop;
 use roxie_conform::wire::{Access, Wire};
+use roxie_report::output;
 
 use super::reach::Reach;
 use super::report::{finish, make_folder, take};
 use super::{CANNOT_RUN, Ended, Link, PlayArguments, USAGE, fuzz};
-use crate::output;
 
 /// Times that a lost agent is connected again in a run.
 const COMEBACKS: u32 = 3;

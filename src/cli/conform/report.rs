@@ -7,10 +7,10 @@ use roxie::text::file_in;
 use roxie_conform::report::{Report, junit, page};
 use roxie_conform::run::Outcome;
 use roxie_conform::verdict::Verdict;
+use roxie_report::ladder::{self, Ladder, Style};
+use roxie_report::output;
 
 use super::{BROKEN, CANNOT_RUN, Ended, PlayArguments};
-use crate::ladder::{self, Ladder, Style};
-use crate::output;
 
 /// Draws the packets of an outcome, writes its capture if that is asked for, prints it, and adds it to the report.
 pub(super) fn take(

@@ -13,11 +13,11 @@ use roxie_conform::report::Report;
 use roxie_conform::run::Outcome;
 use roxie_conform::through::{SCRIPTS, WireScript};
 use roxie_conform::verdict::Verdict;
+use roxie_report::output;
 use serde::Deserialize;
 
 use super::report::{finish, make_folder, take};
 use super::{CANNOT_RUN, Ended, PlayArguments, USAGE};
-use crate::output;
 
 /// Bytes of a wire's report that are read.
 const LONGEST_REPORT: u64 = 4 << 20;

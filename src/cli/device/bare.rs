@@ -11,10 +11,10 @@ use roxie::port::packet::{PacketConfig, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
+use roxie_report::failure::Failure;
 
 use super::gids::{first_gid, no_gid};
 use super::options::{DeviceOptions, PortKind};
-use crate::failure::Failure;
 
 /// Longest wait for a neighbour's answer.
 const RESOLVE: Duration = Duration::from_secs(3);

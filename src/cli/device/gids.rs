@@ -1,8 +1,7 @@
 //! Selects a GID from an interface's table.
 
 use roxie::host::{DeviceError, GidEntry, GidTable};
-
-use crate::failure::Failure;
+use roxie_report::failure::Failure;
 
 /// Returns the error for a GID index that is not in the table.
 pub(crate) fn no_gid(interface: &str, table: &GidTable, index: Option<usize>) -> Failure {

@@ -2,8 +2,7 @@
 
 use roxie::host::OpenError;
 use roxie::netdev::{Interface, interface_names};
-
-use crate::failure::Failure;
+use roxie_report::failure::Failure;
 
 /// A command's alternative to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{Mode, XdpConfig};
 use roxie::verbs::LocalGid;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 use super::interface::{Without, check_up, usable_interface};
 use super::options::{DeviceOptions, PortKind};
-use crate::failure::Failure;
-use crate::output;
 
 /// An open device.
 pub(crate) struct Opened {

@@ -11,9 +11,9 @@ use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, Wc, WcStatus};
+use roxie_report::failure::Failure;
 
 use super::congestion::CongestionOptions;
-use crate::failure::Failure;
 
 /// The port that moves frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use roxie::host::Device;
+use roxie_report::failure::Failure;
 
 use super::options::DeviceOptions;
-use crate::failure::Failure;
 
 /// Yields the processor after many empty polls. On few cores, the peer may need this processor.
 #[derive(Debug, Default)]

@@ -1,13 +1,13 @@
 //! The list of labs.
 
 use clap::{Parser, Subcommand};
+use roxie_report::failure::Failure;
 
 use super::document::{About, Block, Report, Run};
 use super::{
     atomic, compare, dcqcn, deadlock, doorbell, ets, frame, go_back_n, headroom, incast, nvmeof, pfc, read,
     rnr, victim,
 };
-use crate::failure::Failure;
 
 /// A lab and its arguments.
 #[derive(Debug, Subcommand)]

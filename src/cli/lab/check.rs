@@ -1,13 +1,13 @@
 //! `roxie lab check`: checks the answers to a lesson's questions.
 
 use clap::Args;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
+use roxie_report::words::folded;
 use serde_json::{Value, json};
 
 use super::lessons::{LESSONS, Question, agrees};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
-use crate::words::folded;
 
 /// Check the answers to the questions of a lesson
 #[derive(Debug, Args)]

@@ -9,6 +9,7 @@ use roxie::wire::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template};
 use roxie_lab::infiniband::{self, LRH_LEN, Route, VCRC_LEN};
 use roxie_lab::iwarp::{self, Message};
 use roxie_lab::layout::fields;
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 use serde_json::Value;
 
@@ -16,7 +17,6 @@ use super::document::{About, Bar, Bars, Block, ByteField, Bytes, Choice, Facts, 
 use super::film::{CapturedFrame, add, shots};
 use super::frame::byte_field;
 use super::stage::{Scene, Stage};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "compare",

@@ -3,12 +3,12 @@
 use clap::Args;
 use roxie::congestion::Settings;
 use roxie::time::Nanos;
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{EcnConfig, FabricConfig, LinkConfig, LinkRate};
 
 use super::document::{About, Bar, Bars, Block, Chart, Choice, Facts, Level, Part, Run, Series, Table, axis};
 use super::stage::cable;
 use super::traffic::{Flow, Mode, Play, Played, fairness, play, station, switch};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "dcqcn",

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use roxie::time::Nanos;
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{
     Fabric, FabricConfig, Hop, LinkConfig, LinkRate, PfcConfig, PortConfig, Routing, Shape, StationConfig,
     SwitchConfig, Threshold, WatchdogConfig,
@@ -10,7 +11,6 @@ use roxie_sim::fabric::{
 use super::document::{About, Block, Chart, Choice, Facts, Run, Series, Step, Steps, Table, axis, round};
 use super::frames::{frame, refused, station};
 use super::stage::{cable, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "deadlock",

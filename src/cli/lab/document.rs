@@ -1,12 +1,11 @@
 //! The results of a lab, as data. `--json` prints it; [`super::text`] and [`super::page`] draw it, and show no number that it
 //! does not contain.
 
+use roxie_report::failure::Failure;
+use roxie_report::formats;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-
-use crate::failure::Failure;
-use crate::formats;
 
 /// Description of a lab.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -245,12 +244,12 @@ impl Part {
     }
 }
 
-/// The rungs of a ladder, from [`crate::ladder`].
+/// The rungs of a ladder, from [`roxie_report::ladder`].
 #[derive(Debug, Serialize)]
 pub(crate) struct Ladder {
     pub(crate) heading: String,
     #[serde(flatten)]
-    pub(crate) ladder: crate::ladder::Ladder,
+    pub(crate) ladder: roxie_report::ladder::Ladder,
 }
 
 #[derive(Debug, Serialize)]

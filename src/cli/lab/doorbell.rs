@@ -3,12 +3,12 @@
 use clap::{Args, ValueEnum};
 use roxie::time::Nanos;
 use roxie::verbs::{RKey, SendWr, WcStatus, WrOpcode};
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 use roxie_sim::fabric::{LinkConfig, LinkRate};
 
 use super::document::{About, Bar, Bars, Block, Choice, Facts, Part, Run, Span, Timeline};
 use super::stage::{Scene, Stage, block, cable, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "doorbell",

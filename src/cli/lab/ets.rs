@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 use roxie::time::Nanos;
 use roxie::wire::MacControl;
 use roxie_lab::dcbx::{CLASSES, Plan, Selection, Selector, applications};
+use roxie_report::failure::Failure;
 use roxie_sim::Host;
 use roxie_sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PfcConfig, PortConfig, Schedule, SwitchConfig, Threshold,
@@ -15,7 +16,6 @@ use super::document::{
 };
 use super::frames::{frame, refused, station};
 use super::stage::{cable, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "ets",

@@ -3,9 +3,9 @@
 use roxie::capture::{Direction, Reader};
 use roxie::frame::Frame;
 use roxie_lab::layout::{Layout, fields};
+use roxie_report::failure::Failure;
 
 use super::document::Part;
-use crate::failure::Failure;
 
 /// A frame of a capture.
 pub(super) struct CapturedFrame {

@@ -12,10 +12,10 @@ use roxie::wire::{
     RoceVersion, Template, XrcEth, entropy_port, parse,
 };
 use roxie_lab::layout::{Field, Layout, fields};
+use roxie_report::failure::Failure;
 use serde_json::Value;
 
 use super::document::{About, Bar, Bars, Block, ByteField, Bytes, Choice, Facts, Part, Run, Table, hex};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "frame",

@@ -3,10 +3,9 @@
 use roxie::frame::FrameMut;
 use roxie::time::Nanos;
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template};
+use roxie_report::failure::Failure;
 use roxie_sim::Host;
 use roxie_sim::fabric::{ConfigError, LinkConfig, MacPause, PriorityMap, StationConfig};
-
-use crate::failure::Failure;
 
 /// Converts an invalid configuration to a usage error.
 pub(super) fn refused(error: &ConfigError) -> Failure {

@@ -4,12 +4,12 @@ use clap::Args;
 use roxie::port::fault::FaultConfig;
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, RKey, SendWr, WcStatus, WrOpcode};
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 
 use super::document::{About, Block, Choice, Facts, Run, Table};
 use super::goodput;
 use super::stage::{Scene, Stage, block, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "go-back-n",

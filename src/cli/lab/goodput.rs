@@ -3,12 +3,12 @@
 use roxie::port::fault::FaultConfig;
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, QpAttr, RKey, SendWr, WcStatus, WrOpcode};
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 use roxie_sim::fabric::LinkRate;
 
 use super::document::{Block, Chart, Series, Table, axis, round};
 use super::stage::{Scene, Stage};
-use crate::failure::Failure;
 
 /// Loss rates, in percent of the packets of the requester.
 const LOSSES: [f64; 8] = [0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0];

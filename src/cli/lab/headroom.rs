@@ -2,6 +2,7 @@
 
 use clap::Args;
 use roxie::time::Nanos;
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{
     ConfigError, Fabric, FabricConfig, LinkConfig, LinkRate, PRIORITIES, PfcConfig, PortConfig, SwitchConfig,
     Threshold,
@@ -11,7 +12,6 @@ use serde_json::Value;
 use super::document::{About, Bar, Bars, Block, Choice, Facts, Part, Run, Table};
 use super::frames::{frame, refused, station};
 use super::stage::cable;
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "headroom",

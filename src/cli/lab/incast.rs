@@ -2,13 +2,13 @@
 
 use clap::Args;
 use roxie::time::Nanos;
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{EcnConfig, FabricConfig, LinkConfig, LinkRate};
 
 use super::dcqcn::settings;
 use super::document::{About, Block, Chart, Choice, Facts, Run, Series, Table, axis, round};
 use super::stage::{cable, micros};
 use super::traffic::{DATA, Flow, Mode, Play, play, station, switch};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "incast",

@@ -1,10 +1,10 @@
 //! The course: ten lessons, and the questions at the end of each. Answers are not stored: each is a number of a run.
 
+use roxie_report::failure::Failure;
 use serde_json::Value;
 
 use super::catalogue::Lab;
 use super::document::{Report, Run};
-use crate::failure::Failure;
 
 /// A lesson of `docs/lab`.
 pub(super) struct Lesson {

@@ -36,10 +36,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 use catalogue::Lab;
 
 /// Learn how the transport works: small runs of the engine, with pictures and controls.

@@ -7,13 +7,13 @@ use roxie::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 use roxie_lab::nvme::{
     COMMAND, COMMAND_FIELDS, Command, Entry, Io, Pdu, RESPONSE, RESPONSE_FIELDS, over_tcp,
 };
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 use serde_json::Value;
 
 use super::document::{About, Bar, Bars, Block, ByteField, Bytes, Choice, Facts, Part, Run, Table, hex};
 use super::film::{add, shots};
 use super::stage::{Scene, Stage, block, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "nvmeof",

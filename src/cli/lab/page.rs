@@ -1,11 +1,11 @@
 //! A report as one self-contained HTML page, with style, script, and the report as `--json` prints it. The script draws the
 //! report and computes no number.
 
+use roxie_report::ladder;
 use serde_json::Value;
 
 use super::document::{About, Block, Report};
 use super::text;
-use crate::ladder;
 
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/script.js");

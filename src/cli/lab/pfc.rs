@@ -4,6 +4,7 @@ use clap::Args;
 use roxie::time::Nanos;
 use roxie::wire::mac_control::response_quanta;
 use roxie_lab::headroom::Sum;
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{
     DropReason, Fabric, FabricConfig, LinkConfig, LinkRate, PfcConfig, PortConfig, SonicHeadroom,
     SwitchConfig, Threshold,
@@ -13,7 +14,6 @@ use serde_json::Value;
 use super::document::{About, Bar, Bars, Block, Chart, Choice, Facts, Level, Part, Run, Series, Table, axis};
 use super::frames::{frame, refused, station};
 use super::stage::{cable, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "pfc",

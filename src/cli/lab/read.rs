@@ -4,11 +4,11 @@ use clap::Args;
 use roxie::port::fault::FaultConfig;
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, RKey, SendWr, WcStatus, WrOpcode};
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 
 use super::document::{About, Bar, Bars, Block, Choice, Facts, Part, Run, Table};
 use super::stage::{Scene, Stage, block, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "read",

@@ -4,11 +4,11 @@ use clap::Args;
 use roxie::time::Nanos;
 use roxie::verbs::{QpAttr, SendWr, WcStatus, WrOpcode};
 use roxie::wire::rnr_timer_ns;
+use roxie_report::failure::Failure;
 use roxie_sim::Payload;
 
 use super::document::{About, Block, Chart, Choice, Facts, Run, Series, Table, axis};
 use super::stage::{Scene, Stage, block, micros};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "rnr",

@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 
 use clap::Args;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 use super::catalogue::{ALL, Lab};
 use super::page;
-use crate::failure::Failure;
 use crate::http::{self, Reply};
-use crate::output;
 
 /// Serve all labs as pages on a local port
 #[derive(Debug, Args)]

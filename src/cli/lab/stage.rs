@@ -8,14 +8,14 @@ use roxie::port::fault::{FaultConfig, FaultPort};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, QpAttr, QpCaps, SendWr, Wc};
+use roxie_report::failure::Failure;
+use roxie_report::ladder::{self, Ladder, Style};
 use roxie_sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, SwitchConfig,
 };
 use roxie_sim::{Connected, Host, HostQp, HostRegion, NicConfig, Payload};
 
 use super::document;
-use crate::failure::Failure;
-use crate::ladder::{self, Ladder, Style};
 
 /// Names of the ends in a ladder.
 pub(super) const NAMES: [&str; 2] = ["requester", "responder"];

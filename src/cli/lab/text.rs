@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
+use roxie_report::chart::{self, Line};
+use roxie_report::ladder;
+use roxie_report::words::folded;
 use serde_json::Value;
 
 use super::document::{Bars, Block, Bytes, Chart, Facts, Report, Run, Steps, Table, Timeline};
-use crate::chart::{self, Line};
-use crate::ladder;
-use crate::words::folded;
 
 /// Columns of a terminal.
 const COLUMNS: usize = 80;

@@ -5,6 +5,7 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{
     EcnConfig, Fabric, FabricConfig, LinkConfig, MacPause, PfcConfig, PortConfig, PriorityMap, StationConfig,
     Step, SwitchConfig, Threshold,
@@ -14,7 +15,6 @@ use roxie_sim::{Connected, Host, HostQp, HostRegion, NicConfig, Payload};
 use super::document::{Series, round};
 use super::frames::refused;
 use super::stage::micros;
-use crate::failure::Failure;
 
 /// The lossless priority of data: DSCP 24 to 31.
 pub(super) const DATA: usize = 3;

@@ -2,13 +2,13 @@
 
 use clap::Args;
 use roxie::time::Nanos;
+use roxie_report::failure::Failure;
 use roxie_sim::fabric::{EcnConfig, End, FabricConfig, LinkConfig, LinkRate};
 
 use super::dcqcn::settings;
 use super::document::{About, Bar, Bars, Block, Chart, Choice, Facts, Part, Run, Series, Table, axis};
 use super::stage::cable;
 use super::traffic::{DATA, Flow, Mode, Play, Played, play, station, switch};
-use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "victim",

@@ -4,12 +4,12 @@ use clap::Args;
 use roxie_nfs::client::ClientError;
 use roxie_nfs::mount;
 use roxie_nfs::nfs3::{Attributes, Entry};
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::json;
 
 use super::session::{ConnectOptions, failure};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::formats;
-use crate::output;
 
 /// List a folder of an NFS server
 #[derive(Debug, Args)]

@@ -12,16 +12,16 @@ use roxie::host::{ConnectionManager, DialError};
 use roxie::text::Foreign;
 use roxie_nfs::MOUNT_PORT;
 use roxie_nfs::server::{Report, Server, ServerEvent, StartError};
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::formats;
+use roxie_report::line_rate::LineRate;
+use roxie_report::output;
+use roxie_report::signals;
 use serde_json::json;
 
 use super::location::listen_address;
 use super::session::open_export;
 use crate::device::{DeviceOptions, PortKind, THREAD};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::formats;
-use crate::line_rate::LineRate;
-use crate::output;
-use crate::signals;
 
 /// Interval between two checks that the device works.
 const LOOK: Duration = Duration::from_secs(1);

@@ -6,11 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use clap::Args;
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::output;
 
 use super::location::Location;
 use super::session::{ConnectOptions, Progress, failure};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::output;
 
 /// Permission bits of a file that standard input becomes.
 const MODE: u32 = 0o644;

@@ -7,12 +7,12 @@ use hdrhistogram::Histogram;
 use roxie::random::unguessable;
 use roxie_nvmeof::command::{Command, io};
 use roxie_nvmeof::initiator::Data;
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::json;
 
 use super::initiator::{ConnectOptions, NamespaceOptions, failure};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::formats;
-use crate::output;
 use crate::quota::bytes;
 
 /// The order of blocks.

@@ -3,14 +3,14 @@
 use clap::Args;
 use roxie_nvmeof::identify::{Controller, Namespace};
 use roxie_nvmeof::nqn;
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Value, json};
 
 use super::NQN;
 use super::block_options::name;
 use super::initiator::{ConnectOptions, failure};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::formats;
-use crate::output;
 
 /// List the subsystems that a target offers to this host
 #[derive(Debug, Args)]

@@ -9,10 +9,10 @@ use clap::Args;
 use roxie_nvmeof::command::{Command, io as opcode};
 use roxie_nvmeof::identify::Namespace;
 use roxie_nvmeof::initiator::{Data, Finished, Initiator};
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::output;
 
 use super::initiator::{ConnectOptions, NamespaceOptions, failure};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::output;
 
 /// Read blocks of a namespace
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ use roxie::port::BURST;
 use roxie::time::Clock;
 use roxie::verbs::{Gid, Mtu};
 use roxie::wire::Template;
+use roxie_report::failure::Failure;
 
 use super::arguments::Measure;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
@@ -17,7 +18,6 @@ use super::session::Side;
 use crate::device::BarePort;
 use crate::device::health::PeerWatchdog;
 use crate::device::{DeviceOptions, IdleYield};
-use crate::failure::Failure;
 use crate::floor::frames::{self, Shape, Sink};
 
 /// An echo that takes longer counts as lost.

@@ -7,7 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use crate::device::PortKind;
-use crate::failure::Failure;
 use crate::stream::{self, Stream};
 
 mod arguments;
@@ -31,6 +30,7 @@ use floor::Floor;
 use link::Link;
 use plan::Plan;
 use report::Form;
+use roxie_report::failure::Failure;
 use session::Side;
 
 /// Runs the command.

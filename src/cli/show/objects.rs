@@ -5,12 +5,11 @@ use std::fmt::Display;
 use clap::Args;
 use roxie::host::inspect::{CmIdEntry, MrEntry, QpEntry, Snapshot, snapshots};
 use roxie::text::Foreign;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde::Serialize;
 use serde_json::{Value, json};
-
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 /// Selects processes.
 #[derive(Clone, Debug, Default, Args)]

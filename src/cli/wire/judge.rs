@@ -11,10 +11,10 @@ use roxie::host::{PacketRule, PacketRules};
 use roxie::time::Clock;
 use roxie_conform::report::{Report, junit, page};
 use roxie_conform::through::{SCRIPTS, WireJudge, WireScript, script};
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 use super::report::Placed;
-use crate::failure::Failure;
-use crate::output;
 
 /// Options about verdicts.
 #[derive(Debug, Args)]

@@ -20,15 +20,15 @@ use roxie::port::packet::{PacketError, PromiscuousPort};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::time::Nanos;
 use roxie_conform::verdict::Verdict;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
+use roxie_report::signals;
 use serde_json::json;
 
 use self::cable::{Cable, End};
 use self::judge::{Judge, JudgeArguments};
 use self::report::{Placed, Report};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
-use crate::signals;
 
 const LONG_ABOUT: &str = "Forwards every frame between two interfaces, and loses, doubles, damages, marks, delays or reorders those that \
                           rules name. Nothing of Roxie runs at the ends: two adapters on two ports of this host, two virtual machines on \

@@ -221,7 +221,7 @@ fn unsafe_code_is_where_it_belongs() {
 
 /// Where a program writes to its standard output or standard error. Text of others does not act on a terminal there: elsewhere it could.
 const WRITES: &[&str] = &[
-    "src/cli/output.rs",              // all text of commands, made plain
+    "src/report/output.rs",           // all text of commands, made plain
     "src/cli/capture/",               // bytes of a capture
     "src/cli/decode/",                // packets: own words, and comments that are escaped
     "src/cli/demo/mod.rs",            // lines, made plain, of which errors are kept

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// A token bucket for log lines of one kind.
 #[derive(Debug)]
-pub(crate) struct LineRate {
+pub struct LineRate {
     per_second: f64,
     burst: f64,
     state: Mutex<State>,
@@ -20,14 +20,15 @@ struct State {
 }
 
 impl LineRate {
-    pub(crate) fn new(per_second: u32, burst: u32) -> LineRate {
+    /// Makes a full bucket of `burst` lines, which refills at `per_second`.
+    pub fn new(per_second: u32, burst: u32) -> LineRate {
         let (per_second, burst) = (f64::from(per_second), f64::from(burst));
         let state = State { room: burst, counted: Instant::now(), left_out: 0 };
         LineRate { per_second, burst, state: Mutex::new(state) }
     }
 
     /// True if a line may be printed now. Counts a suppressed line.
-    pub(crate) fn takes(&self, now: Instant) -> bool {
+    pub fn takes(&self, now: Instant) -> bool {
         let mut state = self.at(now);
         let takes = state.room >= 1.0;
         if takes {
@@ -40,7 +41,7 @@ impl LineRate {
 
     /// Returns the number of lines suppressed since the last call; `None` if there are none, or a line about them would exceed
     /// the rate.
-    pub(crate) fn left_out(&self, now: Instant) -> Option<u64> {
+    pub fn left_out(&self, now: Instant) -> Option<u64> {
         let mut state = self.at(now);
         if state.left_out == 0 || state.room < 1.0 {
             return None;

@@ -1,7 +1,7 @@
 //! Word wrapping.
 
 /// Wraps words to lines of at most `width` characters. A longer word is split.
-pub(crate) fn folded(text: &str, width: usize) -> Vec<String> {
+pub fn folded(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let mut word: Vec<char> = word.chars().collect();

@@ -11,12 +11,12 @@ use roxie::nic::ControlError;
 use roxie::shared::PostError;
 
 /// Last paragraph of the help of every command that opens a device.
-pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, 1 the run failed, 2 wrong usage, 3 the device cannot be \
+pub const EXIT_CODES: &str = "Exit codes: 0 done, 1 the run failed, 2 wrong usage, 3 the device cannot be \
                                      opened, 4 the peer cannot be reached or disagrees.";
 
 /// Why a command failed.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The run failed after it had begun.
     Run(String),
     /// A value on the command line is invalid.
@@ -31,7 +31,7 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Returns the exit code, as the module's documentation lists them.
-    pub(crate) fn exit_code(&self) -> u8 {
+    pub fn exit_code(&self) -> u8 {
         match self {
             Failure::Run(_) | Failure::Output(_) => 1,
             Failure::Usage(_) => 2,

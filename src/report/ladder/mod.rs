@@ -24,12 +24,12 @@ mod svg;
 mod text;
 mod trace;
 
-pub(crate) use meet::{Unrelated, meet};
-pub(crate) use pair::{Connection, pair};
-pub(crate) use read::read;
-pub(crate) use steps::{Ladder, Style};
-pub(crate) use svg::draw as draw_svg;
-pub(crate) use text::{draw as draw_text, draw_within as draw_text_within};
+pub use meet::{Unrelated, meet};
+pub use pair::{Connection, pair};
+pub use read::read;
+pub use steps::{Ladder, Style};
+pub use svg::draw as draw_svg;
+pub use text::{draw as draw_text, draw_within as draw_text_within};
 
 /// Fields of a packet that matter for a ladder.
 #[derive(Clone, Debug)]
@@ -125,7 +125,7 @@ pub(crate) struct Sight {
 
 /// A packet of one capture.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub struct Seen {
     facts: Facts,
     sight: Sight,
     /// True if the capturing host sent the packet; `None` if the capture does not say.
@@ -134,7 +134,7 @@ pub(crate) struct Seen {
 
 /// A packet on its way from one end to the other.
 #[derive(Clone, Debug)]
-pub(crate) struct Passage {
+pub struct Passage {
     facts: Facts,
     /// Sighting at the sender, or between the ends.
     departed: Option<Sight>,

@@ -16,20 +16,22 @@ text{fill:#e4e9f0}
 ";
 
 /// The frame of a drawing.
-pub(crate) struct Document<'a> {
-    /// Size in pixels.
-    pub(crate) width: f64,
-    pub(crate) height: f64,
-    pub(crate) title: &'a str,
+pub struct Document<'a> {
+    /// Width in pixels.
+    pub width: f64,
+    /// Height in pixels.
+    pub height: f64,
+    /// Title, without markup.
+    pub title: &'a str,
     /// Description for readers that do not see the drawing.
-    pub(crate) about: &'a str,
+    pub about: &'a str,
     /// CSS of the drawing's own classes, and what differs on dark paper.
-    pub(crate) style: [&'a str; 2],
+    pub style: [&'a str; 2],
 }
 
 impl Document<'_> {
     /// Returns the drawing with these elements.
-    pub(crate) fn with(&self, elements: &str) -> String {
+    pub fn with(&self, elements: &str) -> String {
         let Document { width, height, title, about, style: [light, dark] } = self;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
@@ -44,7 +46,7 @@ impl Document<'_> {
 }
 
 /// Escapes text for XML.
-pub(crate) struct Escaped<'a>(pub(crate) &'a str);
+pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

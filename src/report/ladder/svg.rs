@@ -50,7 +50,7 @@ const DARK: &str = "\
 ";
 
 /// Draws connections one below the other.
-pub(crate) fn draw(ladders: &[Ladder]) -> String {
+pub fn draw(ladders: &[Ladder]) -> String {
     let mut canvas = Canvas { body: String::new(), y: 34.0 };
     for ladder in ladders {
         canvas.ladder(ladder);

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 /// A MAD's header, and its message if it belongs to communication management.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Mad {
+pub struct Mad {
     class: u8,
     method: u8,
     status: u16,
@@ -25,7 +25,7 @@ pub(crate) struct Mad {
 
 impl Mad {
     /// Returns the MAD of a packet, if it carries one.
-    pub(crate) fn read(packet: &Packet, frame: &Frame<'_>) -> Option<Mad> {
+    pub fn read(packet: &Packet, frame: &Frame<'_>) -> Option<Mad> {
         let info = packet.info();
         if info.service != Service::Ud || info.operation != Operation::Send || packet.bth.dest_qp != Qpn::GSI
         {
@@ -48,7 +48,7 @@ impl Mad {
     }
 
     /// Returns the communication management message with all fields, if the MAD is one.
-    pub(crate) fn message(&self) -> Option<&CmMessage> {
+    pub fn message(&self) -> Option<&CmMessage> {
         self.message.as_deref()
     }
 }

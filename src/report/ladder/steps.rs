@@ -15,16 +15,16 @@ const LONG_TIMES: i64 = 10;
 
 /// How to draw.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Style {
+pub struct Style {
     /// Names of the ends [default: address and queue pair].
-    pub(crate) names: Option<[&'static str; 2]>,
+    pub names: Option<[&'static str; 2]>,
     /// True for one rung per packet.
-    pub(crate) every: bool,
+    pub every: bool,
 }
 
 /// A connection, ready to be drawn.
 #[derive(Debug, Serialize)]
-pub(crate) struct Ladder {
+pub struct Ladder {
     pub(super) names: [String; 2],
     pub(super) title: String,
     pub(super) summary: String,
@@ -95,7 +95,7 @@ struct Tally {
 
 impl Ladder {
     /// Builds the ladder of a connection.
-    pub(crate) fn of(connection: &Connection, style: &Style) -> Ladder {
+    pub fn of(connection: &Connection, style: &Style) -> Ladder {
         let start = connection.packets.iter().find_map(|passage| passage.at);
         let end = connection.packets.iter().rev().find_map(|passage| passage.at);
         let long = long_silence(connection);
@@ -134,7 +134,7 @@ impl Ladder {
 
 impl Ladder {
     /// Keeps at most `most` lines, and says so in the summary.
-    pub(crate) fn shorten(&mut self, most: usize) {
+    pub fn shorten(&mut self, most: usize) {
         let all = self.steps.len();
         if all > most {
             self.steps.truncate(most);

@@ -41,17 +41,18 @@ pub(super) enum Next {
 
 /// A tunnel or tag that encapsulates the rest of the frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Layer {
+pub struct Layer {
     /// The protocol's name.
-    pub(crate) kind: &'static str,
+    pub kind: &'static str,
     /// The tunnel's identifier, with its name: a VNI, a label, a session.
-    pub(crate) id: Option<(&'static str, u32)>,
+    pub id: Option<(&'static str, u32)>,
     /// Addresses of the tunnel's endpoints, if it runs over IP.
-    pub(crate) ends: Option<(IpAddr, IpAddr)>,
+    pub ends: Option<(IpAddr, IpAddr)>,
 }
 
 impl Layer {
-    pub(crate) fn as_json(&self) -> Value {
+    /// Returns the object of a JSON row.
+    pub fn as_json(&self) -> Value {
         let mut row = json!({ "kind": self.kind });
         if let Some((name, number)) = self.id {
             row[name] = number.into();

@@ -17,7 +17,7 @@ use super::{Facts, Fate, Passage, Seen, Sight};
     "the two captures are not of the two ends of one traffic: the first has packets between {first}, the second \
      between {second}, and no packet is in both"
 )]
-pub(crate) struct Unrelated {
+pub struct Unrelated {
     first: String,
     second: String,
 }
@@ -54,7 +54,7 @@ fn road(facts: &Facts) -> AddressPair {
 /// # Errors
 ///
 /// If two captures have no packet in common.
-pub(crate) fn meet(mut captures: Vec<Vec<Seen>>) -> Result<Vec<Passage>, Unrelated> {
+pub fn meet(mut captures: Vec<Vec<Seen>>) -> Result<Vec<Passage>, Unrelated> {
     let second = if captures.len() > 1 { captures.pop() } else { None };
     let first = captures.pop().unwrap_or_default();
     match second {

@@ -7,15 +7,15 @@ use roxie::wire::{Bth, Envelope, Icrc, NetHeader, Psn};
 
 /// The packets of a super-frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Segments {
+pub struct Segments {
     /// Number of packets in the datagram.
-    pub(crate) count: usize,
+    pub count: usize,
     /// Number of bytes from BTH to ICRC of each packet but the last, which may be shorter.
-    pub(crate) len: usize,
+    pub len: usize,
     /// PSN of the last packet.
-    pub(crate) last_psn: Psn,
+    pub last_psn: Psn,
     /// `Ok` if every packet's ICRC is correct, else the first bad one.
-    pub(crate) icrc: Icrc,
+    pub icrc: Icrc,
 }
 
 /// Smallest packet: a BTH and an ICRC.
@@ -23,7 +23,7 @@ const MIN_LEN: usize = Bth::LEN + ICRC_LEN;
 
 impl Segments {
     /// Splits `frame` into its packets; `None` if it is a single packet with a bad ICRC.
-    pub(crate) fn find(e: &Envelope, frame: &Frame<'_>) -> Option<Segments> {
+    pub fn find(e: &Envelope, frame: &Frame<'_>) -> Option<Segments> {
         e.udp?;
         let l3 = frame.to_vec().split_off(e.l3_offset);
         let (at, end) = (e.bth_offset - e.l3_offset, e.icrc_offset + ICRC_LEN - e.l3_offset);

@@ -9,7 +9,7 @@ use super::{Facts, Fate, Passage, service_name};
 
 /// Packets between two queue pairs, in the order of the capture.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     pub(super) service: Service,
     /// Address and queue pair (if known) of both ends. The first packet came from the first.
     pub(super) ends: [(IpAddr, Option<Qpn>); 2],
@@ -49,12 +49,12 @@ impl Connection {
     }
 
     /// True if `qp` is one of the connection's queue pairs.
-    pub(crate) fn has(&self, qp: Qpn) -> bool {
+    pub fn has(&self, qp: Qpn) -> bool {
         self.ends.iter().any(|(_, own)| *own == Some(qp))
     }
 
     /// Returns the known queue pairs: QPN, address and service.
-    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = (Qpn, IpAddr, &'static str)> {
+    pub fn queue_pairs(&self) -> impl Iterator<Item = (Qpn, IpAddr, &'static str)> {
         self.ends.iter().filter_map(|(address, qp)| Some(((*qp)?, *address, service_name(self.service))))
     }
 }
@@ -86,7 +86,7 @@ struct Flow {
 }
 
 /// Groups packets into connections, in the order in which they begin.
-pub(crate) fn pair(packets: Vec<Passage>) -> Vec<Connection> {
+pub fn pair(packets: Vec<Passage>) -> Vec<Connection> {
     let mut flows: Vec<Flow> = Vec::new();
     let mut index: HashMap<Key, usize> = HashMap::new();
     for (i, passage) in packets.iter().enumerate() {

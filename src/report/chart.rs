@@ -4,13 +4,15 @@
 const COLUMNS: usize = 67;
 
 /// A line of a chart: (x, y) for each sample with a known value.
-pub(crate) struct Line {
-    pub(crate) name: &'static str,
-    pub(crate) points: Vec<(f64, f64)>,
+pub struct Line {
+    /// Name in the legend.
+    pub name: &'static str,
+    /// Samples, in order of x.
+    pub points: Vec<(f64, f64)>,
 }
 
 /// Returns the axis limit: the next round number above the highest point.
-pub(crate) fn top(lines: &[&Line]) -> f64 {
+pub fn top(lines: &[&Line]) -> f64 {
     let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
     if most <= 0.0 {
         return 1.0;
@@ -21,7 +23,7 @@ pub(crate) fn top(lines: &[&Line]) -> f64 {
 }
 
 /// Draws the lines as characters, with x from 0 to `end`. `end_name` labels the right end. Later lines cover earlier ones.
-pub(crate) fn draw(
+pub fn draw(
     title: &str,
     rows: usize,
     end: f64,
@@ -69,7 +71,7 @@ fn by_column(line: &Line, end: f64) -> impl Iterator<Item = (usize, f64)> {
 }
 
 /// Formats a number to three significant digits.
-pub(crate) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     match value {
         v if v == 0.0 || v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),

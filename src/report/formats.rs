@@ -11,32 +11,47 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output;
 
-pub(crate) const CAPTURE: u32 = 1;
-pub(crate) const CC: u32 = 1;
-pub(crate) const CONFORM_LIST: u32 = 1;
-pub(crate) const DECODE: u32 = 1;
-pub(crate) const DEMO: u32 = 1;
-pub(crate) const DOCTOR: u32 = 1;
-pub(crate) const LAB: u32 = 1;
-pub(crate) const NFS: u32 = 1;
-pub(crate) const NVME: u32 = 1;
-pub(crate) const PERF: u32 = 1;
-pub(crate) const PINGPONG: u32 = 1;
-pub(crate) const SHOW: u32 = 1;
-pub(crate) const SIM: u32 = 1;
-pub(crate) const TOP: u32 = 1;
-pub(crate) const WIRE: u32 = 1;
+/// Version of `roxie capture --json`.
+pub const CAPTURE: u32 = 1;
+/// Version of `roxie cc --json`.
+pub const CC: u32 = 1;
+/// Version of `roxie conform list --json`.
+pub const CONFORM_LIST: u32 = 1;
+/// Version of `roxie decode --json`.
+pub const DECODE: u32 = 1;
+/// Version of `roxie demo --json`.
+pub const DEMO: u32 = 1;
+/// Version of `roxie doctor --json`.
+pub const DOCTOR: u32 = 1;
+/// Version of `roxie lab --json`.
+pub const LAB: u32 = 1;
+/// Version of `roxie nfs --json`.
+pub const NFS: u32 = 1;
+/// Version of `roxie nvme --json`.
+pub const NVME: u32 = 1;
+/// Version of `roxie perf --json`.
+pub const PERF: u32 = 1;
+/// Version of `roxie pingpong --json`.
+pub const PINGPONG: u32 = 1;
+/// Version of `roxie show --json`.
+pub const SHOW: u32 = 1;
+/// Version of `roxie sim --json`.
+pub const SIM: u32 = 1;
+/// Version of `roxie top --json`.
+pub const TOP: u32 = 1;
+/// Version of `roxie wire --json`.
+pub const WIRE: u32 = 1;
 
 /// An object with the version of its format.
 #[derive(Debug, Serialize)]
-pub(crate) struct Versioned<T> {
+pub struct Versioned<T> {
     version: u32,
     #[serde(flatten)]
     object: T,
 }
 
 /// Adds the version to an object.
-pub(crate) fn versioned<T: Serialize>(version: u32, object: T) -> Versioned<T> {
+pub fn versioned<T: Serialize>(version: u32, object: T) -> Versioned<T> {
     Versioned { version, object }
 }
 
@@ -51,7 +66,7 @@ impl<T: Serialize> fmt::Display for Versioned<T> {
 /// # Errors
 ///
 /// If serialization fails.
-pub(crate) fn text(object: &impl Serialize) -> serde_json::Result<String> {
+pub fn text(object: &impl Serialize) -> serde_json::Result<String> {
     Ok(escaped(&serde_json::to_string(object)?))
 }
 
@@ -71,8 +86,8 @@ fn escaped(json: &str) -> String {
 ///
 /// # Errors
 ///
-/// As [`output::line`].
-pub(crate) fn print(version: u32, object: impl Serialize) -> Result<(), Failure> {
+/// As [`output::line()`].
+pub fn print(version: u32, object: impl Serialize) -> Result<(), Failure> {
     output::line(versioned(version, object))
 }
 

@@ -13,45 +13,51 @@ use nfs::Files;
 use nvme::Storage;
 use segments::Segments;
 
-pub(crate) mod layers;
-pub(crate) mod mad;
-pub(crate) mod nfs;
-pub(crate) mod nvme;
-pub(crate) mod segments;
+pub mod layers;
+pub mod mad;
+pub mod nfs;
+pub mod nvme;
+pub mod segments;
 
 /// Characters of a comment that are printed: a NIC writes 4,096 bytes at most.
 const LONGEST_COMMENT: usize = 4096;
 
 /// Protocols above RDMA, as far as a capture has shown them.
 #[derive(Debug, Default)]
-pub(crate) struct Protocols {
+pub struct Protocols {
     storage: Storage,
     files: Files,
 }
 
 /// A decoded frame.
-pub(crate) struct Decoded<'a> {
-    pub(super) record: &'a Record<'a>,
-    pub(crate) frame: Frame<'a>,
-    pub(super) envelope: Envelope,
+pub struct Decoded<'a> {
+    /// The frame's record in the capture.
+    pub record: &'a Record<'a>,
+    /// The frame without the extension headers in front of the packet.
+    pub frame: Frame<'a>,
+    /// Headers up to the BTH, and where they end.
+    pub envelope: Envelope,
     /// `None` if the headers after the BTH cannot be parsed.
-    pub(crate) packet: Option<Packet>,
+    pub packet: Option<Packet>,
     /// Why a receiver drops the packet, if it does.
-    pub(super) problem: Option<Drop>,
-    pub(super) icrc: Verdict,
-    pub(crate) segments: Option<Segments>,
+    pub problem: Option<Drop>,
+    /// Result of the ICRC check.
+    pub icrc: Verdict,
+    /// Packets of a super-frame; `None` for a single packet.
+    pub segments: Option<Segments>,
     /// Layers around the packet, outermost first.
-    pub(super) layers: &'a [Layer],
+    pub layers: &'a [Layer],
     /// Number of bytes in front of the BTH that are in the captured frame but not in `frame`.
-    pub(super) removed: usize,
+    pub removed: usize,
     /// What the packet does for an NVMe command.
-    pub(super) nvme: Option<nvme::Role>,
+    pub nvme: Option<nvme::Role>,
     /// What the packet does for a call of NFS.
-    pub(super) nfs: Option<nfs::Role>,
+    pub nfs: Option<nfs::Role>,
 }
 
 /// The ICRC check, as far as the capture allows one.
-pub(super) enum Verdict {
+pub enum Verdict {
+    /// The ICRC was compared.
     Checked(Icrc),
     /// The capture truncated the ICRC, or some of the bytes that it covers are unknown.
     None,
@@ -59,11 +65,7 @@ pub(super) enum Verdict {
 
 impl<'a> Decoded<'a> {
     /// Decodes a packet, the next one of the capture that `protocols` has followed so far.
-    pub(crate) fn new(
-        record: &'a Record<'a>,
-        inside: &'a Inside<'_>,
-        protocols: &mut Protocols,
-    ) -> Decoded<'a> {
+    pub fn new(record: &'a Record<'a>, inside: &'a Inside<'_>, protocols: &mut Protocols) -> Decoded<'a> {
         let Inside { bytes, envelope, layers, removed } = inside;
         let (frame, envelope) = (&Frame::whole(bytes), *envelope);
         let mut packet = Packet::from_envelope(frame, envelope);
@@ -105,7 +107,7 @@ impl<'a> Decoded<'a> {
     }
 
     /// Returns why a receiver drops the packet, in words.
-    pub(crate) fn problem_in_words(&self) -> Option<String> {
+    pub fn problem_in_words(&self) -> Option<String> {
         match (&self.problem, &self.icrc) {
             (Some(problem), _) => Some(problem.to_string()),
             (None, Verdict::Checked(Icrc::Bad { .. })) => Some("bad ICRC".into()),
@@ -114,17 +116,23 @@ impl<'a> Decoded<'a> {
     }
 
     /// Returns the management datagram in the packet, or what it does for an NVMe command or for a call of NFS, in words.
-    pub(crate) fn carries(&self) -> Option<String> {
+    pub fn carries(&self) -> Option<String> {
         let mad = self.mad().map(|mad| mad.to_string());
         let above = || self.nvme.as_ref().map(ToString::to_string);
         mad.or_else(above).or_else(|| self.nfs.as_ref().map(ToString::to_string))
     }
 
-    pub(super) fn mad(&self) -> Option<Mad> {
+    /// Returns the management datagram in the packet.
+    pub fn mad(&self) -> Option<Mad> {
         Mad::read(self.packet.as_ref()?, &self.frame)
     }
 
-    pub(super) fn write_text(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
+    /// Writes the packet as one line, and all its fields below that if `verbose`.
+    ///
+    /// # Errors
+    ///
+    /// If `out` cannot be written.
+    pub fn write_text(&self, out: &mut dyn Write, verbose: bool) -> io::Result<()> {
         write!(out, "{}", self.record.number)?;
         if let Some(ns) = self.record.timestamp_ns {
             write!(out, " {}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)?;
@@ -191,7 +199,7 @@ impl<'a> Decoded<'a> {
 }
 
 /// The name of a verdict in text and in JSON.
-pub(super) fn udp_checksum_name(verdict: UdpChecksum) -> &'static str {
+pub fn udp_checksum_name(verdict: UdpChecksum) -> &'static str {
     match verdict {
         UdpChecksum::Zero => "zero",
         UdpChecksum::Valid => "valid",

@@ -13,23 +13,25 @@ use roxie::frame::Frame;
 use roxie::wire::net::{PROTOCOL_UDP, ether_type};
 use roxie::wire::{Drop, Envelope};
 
-pub(crate) use cursor::Layer;
+pub use cursor::Layer;
 use cursor::{CUT, Cursor, Next, Stop};
 use ip::protocol;
 
 /// A RoCE packet, and the layers around it.
-pub(crate) struct Inside<'a> {
+pub struct Inside<'a> {
     /// The frame without the extension headers in front of the packet.
-    pub(crate) bytes: Cow<'a, [u8]>,
-    pub(crate) envelope: Envelope,
+    pub bytes: Cow<'a, [u8]>,
+    /// Headers up to the BTH, and where they end.
+    pub envelope: Envelope,
     /// Layers around the packet, outermost first; empty for a plain frame.
-    pub(crate) layers: Vec<Layer>,
+    pub layers: Vec<Layer>,
     /// Number of bytes in front of the BTH that are in the frame but not in `bytes`.
-    pub(crate) removed: usize,
+    pub removed: usize,
 }
 
 /// The content of a frame.
-pub(crate) enum Found<'a> {
+pub enum Found<'a> {
+    /// A RoCE packet.
     Packet(Box<Inside<'a>>),
     /// The frame claims to be RoCE but is malformed.
     Malformed(Drop),
@@ -40,7 +42,7 @@ pub(crate) enum Found<'a> {
 }
 
 /// Finds the RoCE packet in a frame; `None` if the link type is not supported.
-pub(crate) fn find<'a>(record: &Record<'a>) -> Option<Found<'a>> {
+pub fn find<'a>(record: &Record<'a>) -> Option<Found<'a>> {
     let mut cursor = Cursor::new(record.data, 0, record.wire_len);
     let first = match record.link_type {
         link_type::ETHERNET => Ok(Next::Ethernet),

@@ -23,7 +23,7 @@ const MOST_COMMANDS_IN_ALL: usize = 1 << 16;
 
 /// Queues between hosts and controllers, as far as a capture has shown them.
 #[derive(Debug, Default)]
-pub(crate) struct Storage {
+pub struct Storage {
     queues: Vec<Queue>,
 }
 
@@ -43,7 +43,7 @@ struct Queue {
 
 /// What a packet does for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Role {
+pub struct Role {
     /// The queue is an admin queue.
     is_admin: bool,
     part: Part,
@@ -52,11 +52,11 @@ pub(crate) struct Role {
 /// Part of a command's exchange that a packet begins or is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
-    /// It begins the command capsule.
+    /// The packet begins the command capsule.
     Command(Command),
-    /// It begins a READ or WRITE of the command's memory.
+    /// The packet begins a READ or WRITE of the command's memory.
     Data(Operation, Command),
-    /// It is the response capsule.
+    /// The packet is the response capsule.
     Response {
         response: Response,
         /// The command; `None` if the capture did not show it.
@@ -68,7 +68,7 @@ enum Part {
 
 impl Storage {
     /// Returns what the next packet of the capture does for a command. `None`: it is of no known queue, or no first packet of a message.
-    pub(crate) fn follow(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<Role> {
+    pub fn follow(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<Role> {
         let info = packet.info();
         let begins = matches!(info.position, Position::First | Position::Only);
         if info.service != Service::Rc || !begins {
@@ -197,7 +197,7 @@ impl Role {
     }
 
     /// Returns the object of a JSON row.
-    pub(crate) fn to_json(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let kind = match self.part {
             Part::Command(_) => "command",
             Part::Data(..) => "data",

@@ -10,7 +10,7 @@ const NARROWEST: usize = 46;
 const WIDEST: usize = 72;
 
 /// Draws a connection.
-pub(crate) fn draw(ladder: &Ladder) -> String {
+pub fn draw(ladder: &Ladder) -> String {
     let labels = ladder.steps.iter().filter_map(|step| match step {
         Step::Rung(rung) => Some(rung.label.chars().count() + 8),
         _ => None,
@@ -47,7 +47,7 @@ pub(crate) fn draw(ladder: &Ladder) -> String {
 }
 
 /// Draws a connection within `columns` columns (at least 60). Remarks wrap beside their rungs.
-pub(crate) fn draw_within(ladder: &Ladder, columns: usize) -> String {
+pub fn draw_within(ladder: &Ladder, columns: usize) -> String {
     /// Columns of the time, and of the two lifelines.
     const TIME: usize = 10;
     const LINES: usize = 6;

@@ -16,19 +16,19 @@ use crate::failure::Failure;
 /// # Errors
 ///
 /// If the system has no descriptor left.
-pub(crate) fn catch() -> io::Result<SignalFd> {
+pub fn catch() -> io::Result<SignalFd> {
     let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     set.thread_block()?;
     Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
 /// As [`catch`], with the failure of a command.
-pub(crate) fn catch_in_command() -> Result<SignalFd, Failure> {
+pub fn catch_in_command() -> Result<SignalFd, Failure> {
     catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))
 }
 
 /// Waits for the next signal. `None`: none came within this time.
-pub(crate) fn next(signals: &SignalFd, within: Duration) -> Option<Signal> {
+pub fn next(signals: &SignalFd, within: Duration) -> Option<Signal> {
     let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
     let _ = poll(&mut fds, PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX));
     let told = signals.read_signal().ok().flatten()?;

@@ -20,20 +20,20 @@ const LONGEST_COMMENT: usize = 300;
 
 /// The contents of a capture.
 #[derive(Debug, Default)]
-pub(crate) struct Reading {
-    pub(crate) seen: Vec<Seen>,
+pub struct Reading {
+    pub seen: Vec<Seen>,
     /// Number of frames of any kind.
-    pub(crate) frames: u64,
+    pub frames: u64,
     /// Number of frames that claim to be RoCE but are malformed.
-    pub(crate) malformed: u64,
+    pub malformed: u64,
     /// Link types that are not decoded.
-    pub(crate) link_types: BTreeSet<u32>,
+    pub link_types: BTreeSet<u32>,
     /// Number of frames that may carry RoCE, by the header that is not decoded.
-    pub(crate) unread: BTreeMap<&'static str, u64>,
+    pub unread: BTreeMap<&'static str, u64>,
     /// Why reading stopped before the capture's end.
-    pub(crate) broken: Option<CaptureError>,
+    pub broken: Option<CaptureError>,
     /// True if the capture has more packets than a ladder takes.
-    pub(crate) too_many: bool,
+    pub too_many: bool,
     protocols: Protocols,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Reading {
 /// # Errors
 ///
 /// If the source is no capture.
-pub(crate) fn read(source: impl Read) -> Result<Reading, CaptureError> {
+pub fn read(source: impl Read) -> Result<Reading, CaptureError> {
     let mut reader = Reader::new(source)?;
     let mut reading = Reading::default();
     while reading.seen.len() < MOST {

@@ -32,7 +32,7 @@ const LOOKED_AT: usize = 4096;
 
 /// Connections between clients and servers, as far as a capture has shown them.
 #[derive(Debug, Default)]
-pub(crate) struct Files {
+pub struct Files {
     connections: Vec<Connected>,
 }
 
@@ -66,7 +66,7 @@ struct Sent {
 
 /// Role of a packet in a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Role {
+pub struct Role {
     xid: u32,
     part: Part,
 }
@@ -358,7 +358,7 @@ impl Role {
     }
 
     /// Returns the object of a JSON row.
-    pub(crate) fn to_json(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         let (kind_of, header, call) = match &self.part {
             Part::Call { header, call } => ("call", Some(header), Some(call)),
             Part::Data(_, call) => ("data", None, Some(call)),

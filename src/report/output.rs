@@ -20,7 +20,7 @@ const LONGEST_NOTE: usize = 8192;
 /// # Errors
 ///
 /// The system's error. [`Failure::report`] treats a closed pipe as success.
-pub(crate) fn line(text: impl fmt::Display) -> Result<(), Failure> {
+pub fn line(text: impl fmt::Display) -> Result<(), Failure> {
     writeln!(io::stdout().lock(), "{}", Plain(text)).map_err(Failure::Output)
 }
 
@@ -28,8 +28,8 @@ pub(crate) fn line(text: impl fmt::Display) -> Result<(), Failure> {
 ///
 /// # Errors
 ///
-/// As [`line`].
-pub(crate) fn lines(text: &str) -> Result<(), Failure> {
+/// As [`line()`].
+pub fn lines(text: &str) -> Result<(), Failure> {
     text.lines().try_for_each(line)
 }
 
@@ -37,24 +37,24 @@ pub(crate) fn lines(text: &str) -> Result<(), Failure> {
 ///
 /// # Errors
 ///
-/// As [`line`].
-pub(crate) fn exact(text: &str) -> Result<(), Failure> {
+/// As [`line()`].
+pub fn exact(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
 /// Writes a note to standard error. Ignores errors.
-pub(crate) fn note(text: impl fmt::Display) {
+pub fn note(text: impl fmt::Display) {
     note_by("roxie", text);
 }
 
 /// Writes why a command failed to standard error.
-pub(crate) fn complain(command: &str, text: impl fmt::Display) {
+pub fn complain(command: &str, text: impl fmt::Display) {
     note_by(&format!("roxie {command}"), text);
 }
 
 /// Replaces the progress on standard error, if that is a terminal; nothing with an empty text.
-pub(crate) fn progress(text: impl fmt::Display) {
+pub fn progress(text: impl fmt::Display) {
     let mut err = io::stderr().lock();
     if err.is_terminal() {
         let _ = write!(err, "\r\x1b[K{}", Plain(text));
@@ -75,7 +75,7 @@ fn noted(whose: &str, text: impl fmt::Display) -> String {
 
 impl Failure {
     /// Reports the failure on standard error, and returns the exit code.
-    pub(crate) fn report(&self, command: &str) -> ExitCode {
+    pub fn report(&self, command: &str) -> ExitCode {
         if matches!(self, Failure::Output(e) if e.kind() == io::ErrorKind::BrokenPipe) {
             // A closed pipe is no failure: the reader has seen enough.
             return ExitCode::SUCCESS;
