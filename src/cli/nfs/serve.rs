@@ -12,6 +12,7 @@ use roxie::host::{ConnectionManager, DialError};
 use roxie::text::Foreign;
 use roxie_nfs::MOUNT_PORT;
 use roxie_nfs::server::{Report, Server, ServerEvent, StartError};
+use roxie_options::{DeviceOptions, PortKind, THREAD};
 use roxie_report::failure::{EXIT_CODES, Failure};
 use roxie_report::formats;
 use roxie_report::line_rate::LineRate;
@@ -21,7 +22,6 @@ use serde_json::json;
 
 use super::location::listen_address;
 use super::session::open_export;
-use crate::device::{DeviceOptions, PortKind, THREAD};
 
 /// Interval between two checks that the device works.
 const LOOK: Duration = Duration::from_secs(1);

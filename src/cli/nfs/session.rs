@@ -13,13 +13,13 @@ use roxie_nfs::client::{Client, ClientError, ClientOptions, mount};
 use roxie_nfs::mount::Status;
 use roxie_nfs::nfs3::{FileHandle, Kind};
 use roxie_nfs::server::{Export, Server};
+use roxie_options::{DeviceOptions, Opened};
 use roxie_report::failure::Failure;
 use roxie_report::formats;
 use roxie_report::output;
 use serde_json::{Value, json};
 
 use super::location::{Location, location, mounted};
-use crate::device::{DeviceOptions, Opened};
 
 /// Interval of notes about the progress of a transfer.
 const NOTES: Duration = Duration::from_secs(2);

@@ -64,7 +64,7 @@ pub(super) struct PutArguments {
 }
 
 fn size(text: &str) -> Result<u32, String> {
-    match crate::quota::bytes(text)? {
+    match roxie_options::bytes::bytes(text)? {
         bytes @ 1..=131_072 => Ok(bytes as u32),
         _ => Err("1 to 128K".into()),
     }

@@ -7,13 +7,13 @@ use hdrhistogram::Histogram;
 use roxie::random::unguessable;
 use roxie_nvmeof::command::{Command, io};
 use roxie_nvmeof::initiator::Data;
+use roxie_options::bytes::bytes;
 use roxie_report::failure::{EXIT_CODES, Failure};
 use roxie_report::formats;
 use roxie_report::output;
 use serde_json::json;
 
 use super::initiator::{ConnectOptions, NamespaceOptions, failure};
-use crate::quota::bytes;
 
 /// The order of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,9 +7,8 @@ use roxie::random::unguessable;
 use roxie_nvmeof::storage::{FileStorage, MemoryStorage, Storage};
 use roxie_nvmeof::subsystem::{Namespace, guid_of};
 use roxie_nvmeof::{cm, nqn};
+use roxie_options::bytes::bytes;
 use roxie_report::failure::Failure;
-
-use crate::quota::bytes;
 
 /// Where the blocks of a namespace are.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,12 +9,12 @@ use roxie_nvmeof::cm;
 use roxie_nvmeof::initiator::{HostOptions, Initiator, InitiatorError};
 use roxie_nvmeof::subsystem::{Limits, Subsystem};
 use roxie_nvmeof::target::Target;
+use roxie_options::{DeviceOptions, Opened};
 use roxie_report::failure::Failure;
 use serde_json::{Value, json};
 
 use super::NQN;
 use super::block_options::{Disk, address, name, random_host_id};
-use crate::device::{DeviceOptions, Opened};
 
 /// Bytes of the namespace that `--port memory` serves.
 const MEMORY_DISK: u64 = 64 << 20;

@@ -6,7 +6,9 @@
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use crate::device::PortKind;
+use roxie_options::PortKind;
+use roxie_report::failure::Failure;
+
 use crate::stream::{self, Stream};
 
 mod arguments;
@@ -30,7 +32,6 @@ use floor::Floor;
 use link::Link;
 use plan::Plan;
 use report::Form;
-use roxie_report::failure::Failure;
 use session::Side;
 
 /// Runs the command.

@@ -31,13 +31,13 @@ use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
 use roxie::remote::{TRUSTED_NIC, trusted_nic};
+use roxie_options::ModeName;
+use roxie_options::congestion::CongestionOptions;
+use roxie_options::interface::{Without, usable_interface};
+use roxie_options::parse_selective;
 use roxie_report::failure::Failure;
 use roxie_report::output;
 
-use crate::device::ModeName;
-use crate::device::congestion::CongestionOptions;
-use crate::device::interface::{Without, usable_interface};
-use crate::device::parse_selective;
 use credentials::Credentials;
 pub(crate) use library::Library;
 use preflight::Preflight;

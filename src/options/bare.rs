@@ -20,17 +20,18 @@ use super::options::{DeviceOptions, PortKind};
 const RESOLVE: Duration = Duration::from_secs(3);
 
 /// An open port, and how to address frames to a peer.
-pub(crate) struct BarePort {
-    pub(crate) port: Box<dyn Port>,
+pub struct BarePort {
+    /// The port.
+    pub port: Box<dyn Port>,
     /// The port's own address.
-    pub(crate) own: Gid,
+    pub own: Gid,
     /// The interface on which neighbours are resolved; `None` if the port derives or ignores station addresses.
     interface: Option<Interface>,
 }
 
 impl BarePort {
     /// Returns the destination station address for a peer.
-    pub(crate) fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
+    pub fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
         match &self.interface {
             Some(interface) => {
                 let key = RouteKey::new(self.own.to_ip(), peer, 0);
@@ -43,7 +44,7 @@ impl BarePort {
 
 impl DeviceOptions {
     /// Opens the chosen port as [`DeviceOptions::open`] does, without a NIC on it.
-    pub(crate) fn open_bare(&self) -> Result<BarePort, Failure> {
+    pub fn open_bare(&self) -> Result<BarePort, Failure> {
         self.check()?;
         self.refuse_layers()?;
         let interface = self.interface()?;
@@ -71,7 +72,7 @@ impl DeviceOptions {
     }
 
     /// Opens two ports that memory joins.
-    pub(crate) fn open_bare_pair(&self) -> Result<(BarePort, BarePort), Failure> {
+    pub fn open_bare_pair(&self) -> Result<(BarePort, BarePort), Failure> {
         self.check()?;
         self.refuse_layers()?;
         let end = |n: u8| MemoryConfig {

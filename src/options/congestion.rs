@@ -13,7 +13,7 @@ use roxie::nic::{CongestionConfig, EcnPolicy, TrafficClasses};
 /// Congestion control and traffic classes, as text, to be passed on unchanged.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Congestion")]
-pub(crate) struct CongestionOptions {
+pub struct CongestionOptions {
     /// Congestion control: off, dcqcn, swift or fixed,rate=RATE, with optional knobs: dcqcn,preset=paper,rpg_ai_rate=40 (`roxie
     /// cc knobs` lists them). @FILE reads the setting from a file, and again whenever the file changes [default: off]
     #[arg(long, value_name = "SPEC", value_parser = checked_control)]
@@ -69,7 +69,7 @@ impl CongestionOptions {
     }
 
     /// Returns the environment variables that give a started program's device the same options.
-    pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+    pub fn environment(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         let all = [
             ("ROXIE_CC", &self.cc),
             ("ROXIE_ECN", &self.ecn),

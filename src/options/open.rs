@@ -15,18 +15,18 @@ use super::interface::{Without, check_up, usable_interface};
 use super::options::{DeviceOptions, PortKind};
 
 /// An open device.
-pub(crate) struct Opened {
+pub struct Opened {
     /// The device that the options select.
-    pub(crate) device: Device,
+    pub device: Device,
     /// The peer's device with `--port memory`, where both ends are in this process.
-    pub(crate) far: Option<Device>,
+    pub far: Option<Device>,
     /// Index of the GID to use.
-    pub(crate) gid_index: usize,
+    pub gid_index: usize,
 }
 
 impl DeviceOptions {
     /// Opens the device. Reports on standard error each choice made for the user.
-    pub(crate) fn open(&self) -> Result<Opened, Failure> {
+    pub fn open(&self) -> Result<Opened, Failure> {
         self.check()?;
         let (device, far) = match self.asked_port() {
             Some(PortKind::Memory) => self.open_memory()?,
@@ -122,7 +122,7 @@ impl DeviceOptions {
     }
 
     /// Returns the device's GID table: in the kernel's order, or in the order of `--address`.
-    pub(crate) fn gid_table(&self, interface: &Interface) -> GidTable {
+    pub fn gid_table(&self, interface: &Interface) -> GidTable {
         let mut table = GidTable::in_order(self.gid_order(interface), self.addresses(interface));
         let frames = self.asked_port() != Some(PortKind::Udp);
         if self.roce_v1 && frames {
@@ -172,7 +172,7 @@ impl DeviceOptions {
     }
 
     /// Returns the named interface, or the only candidate.
-    pub(crate) fn interface(&self) -> Result<Interface, Failure> {
+    pub fn interface(&self) -> Result<Interface, Failure> {
         let interface = match (&self.dev, self.address.is_empty()) {
             (Some(name), false) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
             (dev, _) => usable_interface(dev.as_deref(), Without::Memory)?,

@@ -6,14 +6,15 @@ use roxie_report::failure::Failure;
 
 /// A command's alternative to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Without {
+pub enum Without {
     /// Run on `--port memory`.
     Memory,
+    /// Fail.
     Nothing,
 }
 
 /// Returns the named interface, or the only candidate. Fails if it has no address, or is down.
-pub(crate) fn usable_interface(name: Option<&str>, without: Without) -> Result<Interface, Failure> {
+pub fn usable_interface(name: Option<&str>, without: Without) -> Result<Interface, Failure> {
     let interface = match name {
         Some(name) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
         None => only_interface(without)?,

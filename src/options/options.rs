@@ -17,7 +17,7 @@ use super::congestion::CongestionOptions;
 
 /// The port that moves frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PortKind {
+pub enum PortKind {
     /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
     Xdp,
     /// Packet sockets: trains of frames beside the kernel's network stack; needs CAP_NET_RAW
@@ -30,7 +30,7 @@ pub(crate) enum PortKind {
 
 /// A mode of AF_XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ModeName {
+pub enum ModeName {
     /// The fastest mode that works
     Auto,
     /// The adapter writes into Roxie's memory; fails if its driver cannot
@@ -55,25 +55,25 @@ impl From<ModeName> for Mode {
 /// The options that choose and open a device.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device")]
-pub(crate) struct DeviceOptions {
+pub struct DeviceOptions {
     /// Port that moves frames [default: xdp if permitted, else udp; --mode implies xdp, --no-gso implies udp]
     #[arg(long, value_name = "PORT")]
-    pub(crate) port: Option<PortKind>,
+    pub port: Option<PortKind>,
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, alias = "ib-dev", value_name = "IFACE")]
-    pub(crate) dev: Option<String>,
+    pub dev: Option<String>,
     /// Receive on this address only; repeatable [default: all addresses of the interface]
     #[arg(long, value_name = "IP")]
-    pub(crate) address: Vec<IpAddr>,
+    pub address: Vec<IpAddr>,
     /// Index of the GID to use, as `roxie show gids` lists them [default: the first IPv4 one]
     #[arg(short, long, visible_alias = "gid-idx", value_name = "N")]
-    pub(crate) gid_index: Option<usize>,
+    pub gid_index: Option<usize>,
     /// Make each address a RoCE v1 GID as well (EtherType 0x8915), behind the RoCE v2 ones; not over UDP sockets
     #[arg(long)]
     pub(crate) roce_v1: bool,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes of payload a packet
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
-    pub(crate) mtu: Option<Mtu>,
+    pub mtu: Option<Mtu>,
     /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
     #[arg(long, value_name = "SPEC")]
     pub(crate) fault: Option<FaultConfig>,
@@ -88,31 +88,31 @@ pub(crate) struct DeviceOptions {
     pub(crate) no_gso: bool,
     /// Mode of AF_XDP; implies --port xdp
     #[arg(long, value_name = "MODE")]
-    pub(crate) mode: Option<ModeName>,
+    pub mode: Option<ModeName>,
     /// Thread that runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE` [default:
     /// caller, or thread if the command sleeps on events]
     #[arg(long, value_name = "WHO", value_parser = parse_drive)]
-    pub(crate) drive: Option<Drive>,
+    pub drive: Option<Drive>,
     /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 disables the timeout
     #[arg(long, default_value_t = 14, value_name = "CODE", value_parser = clap::value_parser!(u8).range(0..=31))]
-    pub(crate) timeout: u8,
+    pub timeout: u8,
     /// Number of retransmissions of a packet before the connection fails, 0 to 7
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) retry: u8,
     /// Send lost packets alone again, where both ends can: off, agree (the ends of the connection ask each other) or assume (the peer
     /// is known to)
     #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
-    pub(crate) selective_repeat: SelectiveRepeat,
+    pub selective_repeat: SelectiveRepeat,
     #[command(flatten)]
     pub(crate) congestion: CongestionOptions,
     /// True if the device serves other processes.
     #[arg(skip)]
-    pub(crate) serves: bool,
+    pub serves: bool,
 }
 
 impl DeviceOptions {
     /// Returns the requested port: by name, or by an option that only one port has.
-    pub(crate) fn asked_port(&self) -> Option<PortKind> {
+    pub fn asked_port(&self) -> Option<PortKind> {
         match self.port {
             None if self.mode.is_some() => Some(PortKind::Xdp),
             None if self.no_gso => Some(PortKind::Udp),
@@ -121,7 +121,7 @@ impl DeviceOptions {
     }
 
     /// Rejects contradictory options before anything is opened.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), Failure> {
         if self.no_gso && self.mode.is_some() {
             return Err(Failure::Usage(
                 "--mode is for --port xdp and --no-gso for --port udp: leave one of the two out".into(),
@@ -167,12 +167,12 @@ impl DeviceOptions {
     /// # Errors
     ///
     /// If the requested path MTU does not fit the link.
-    pub(crate) fn path_mtu(&self, device: &Device, otherwise: Mtu) -> Result<Mtu, Failure> {
+    pub fn path_mtu(&self, device: &Device, otherwise: Mtu) -> Result<Mtu, Failure> {
         self.path_mtu_for(&device.port(), otherwise)
     }
 
     /// Returns the path MTU for a port without a device.
-    pub(crate) fn path_mtu_for(&self, port: &PortInfo, otherwise: Mtu) -> Result<Mtu, Failure> {
+    pub fn path_mtu_for(&self, port: &PortInfo, otherwise: Mtu) -> Result<Mtu, Failure> {
         let name = port.interface.as_deref().unwrap_or(&port.name);
         let largest = Mtu::largest_for_link(port.largest_packet())
             .ok_or_else(|| Failure::Device(format!("{name}: {}", DeviceError::LinkMtu(port.mtu))))?;
@@ -191,7 +191,7 @@ impl DeviceOptions {
     }
 
     /// Returns the options for connecting QPs.
-    pub(crate) fn connect_options(&self, path_mtu: Mtu) -> ConnectOptions {
+    pub fn connect_options(&self, path_mtu: Mtu) -> ConnectOptions {
         ConnectOptions {
             path_mtu: Some(path_mtu),
             timeout: self.timeout,
@@ -201,7 +201,7 @@ impl DeviceOptions {
     }
 
     /// Explains a failed completion, and what to do.
-    pub(crate) fn explain(&self, wc: &Wc) -> String {
+    pub fn explain(&self, wc: &Wc) -> String {
         let advice = match wc.status {
             WcStatus::RetryExc => format!(
                 " ({} retries, {} each at least). Is the peer still running, and can UDP port 4791 pass in both \
@@ -221,7 +221,7 @@ impl DeviceOptions {
 }
 
 /// Parses the argument of `--selective-repeat`.
-pub(crate) fn parse_selective(text: &str) -> Result<SelectiveRepeat, String> {
+pub fn parse_selective(text: &str) -> Result<SelectiveRepeat, String> {
     text.parse().map_err(|error: roxie::host::UnknownSelectiveRepeat| error.to_string())
 }
 
@@ -231,7 +231,7 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
 }
 
 /// An engine thread that spins for 50 us before it sleeps.
-pub(crate) const THREAD: Drive = Drive::Thread { core: None, spin: SPIN };
+pub const THREAD: Drive = Drive::Thread { core: None, spin: SPIN };
 const SPIN: Nanos = Nanos::from_micros(50);
 
 fn parse_drive(text: &str) -> Result<Drive, String> {

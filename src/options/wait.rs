@@ -9,7 +9,7 @@ use super::options::DeviceOptions;
 
 /// Yields the processor after many empty polls. On few cores, the peer may need this processor.
 #[derive(Debug, Default)]
-pub(crate) struct IdleYield {
+pub struct IdleYield {
     idle: u32,
 }
 
@@ -18,7 +18,7 @@ impl IdleYield {
     const SPINS: u32 = 128;
 
     /// Records whether a poll found something.
-    pub(crate) fn found(&mut self, something: bool) {
+    pub fn found(&mut self, something: bool) {
         self.idle = if something { 0 } else { self.idle + 1 };
         if self.idle >= Self::SPINS {
             self.idle = 0;
@@ -28,7 +28,7 @@ impl IdleYield {
 }
 
 /// Polls the device until nothing has arrived for a while, to answer a peer that lost the last acknowledgement and retransmits.
-pub(crate) fn linger(device: &Device, timeout_code: u8) {
+pub fn linger(device: &Device, timeout_code: u8) {
     // The peer retransmits after one to four times its timeout; assume that both ends use the same.
     let quiet = Duration::from_nanos(4 * (4_096u64 << timeout_code.min(17))).max(Duration::from_millis(50));
     let (mut seen, mut since) = (device.counter("rcvd_pkts"), Instant::now());
@@ -49,7 +49,7 @@ impl DeviceOptions {
     /// # Errors
     ///
     /// If the capture is incomplete.
-    pub(crate) fn finish_capture(&self, device: &Device) -> Result<(), Failure> {
+    pub fn finish_capture(&self, device: &Device) -> Result<(), Failure> {
         /// Longest time without progress of the file.
         const STANDSTILL: Duration = Duration::from_secs(2);
         let Some(path) = &self.capture else { return Ok(()) };
