@@ -88,7 +88,7 @@ fn refused_requests_end_as_tabled() {
 
 #[test]
 fn page_has_the_table_of_requests() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/storage.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/storage.md");
     let page = fs::read_to_string(path).expect("the page");
     let rows: String = TABLE
         .iter()
