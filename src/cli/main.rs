@@ -20,11 +20,10 @@ mod http;
 mod lab;
 mod manual;
 mod metrics;
-mod nfs;
 mod nic;
-mod nvme;
 mod perf;
 mod pingpong;
+mod products;
 mod quota;
 mod run;
 mod show;
@@ -58,9 +57,11 @@ enum Command {
     Perf(perf::Arguments),
     /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
-    Nfs(nfs::Arguments),
+    /// Copy files to and from an NFS server over RDMA, or serve a folder
+    Nfs(products::Arguments),
     Nic(nic::Arguments),
-    Nvme(nvme::Arguments),
+    /// Serve disks over RDMA, or read and write those of others (NVMe over Fabrics)
+    Nvme(products::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
     Lab(lab::Arguments),
@@ -77,7 +78,11 @@ enum Command {
 
 fn main() -> ExitCode {
     roxie::stderr_log::install();
-    match Arguments::parse_from(command_line(std::env::args_os())).command {
+    let line = command_line(std::env::args_os());
+    if let Some(command) = products::help_wanted(&line) {
+        return products::start(command, &line[1..]);
+    }
+    match Arguments::parse_from(&line).command {
         Command::Capture(arguments) => capture::run(&arguments),
         Command::Cc(arguments) => cc::run(&arguments),
         Command::Conform(arguments) => conform::run(&arguments),
@@ -87,9 +92,9 @@ fn main() -> ExitCode {
         Command::Extcap(arguments) => capture::extcap::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
-        Command::Nfs(arguments) => nfs::run(&arguments),
+        Command::Nfs(_) => products::start("nfs", &line[1..]),
         Command::Nic(arguments) => nic::run(&arguments),
-        Command::Nvme(arguments) => nvme::run(&arguments),
+        Command::Nvme(_) => products::start("nvme", &line[1..]),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
@@ -99,8 +104,10 @@ fn main() -> ExitCode {
         Command::Top(arguments) => top::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Wire(arguments) => wire::run(&arguments),
-        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
-        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
+        Command::Completions(arguments) => {
+            manual::completions(&arguments, products::with_products(Arguments::command()))
+        }
+        Command::Man(arguments) => manual::man(&arguments, products::with_products(Arguments::command())),
     }
 }
 

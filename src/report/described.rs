@@ -48,6 +48,7 @@ struct Argument {
     values: Option<(usize, usize)>,
     value_names: Vec<String>,
     possible_values: Vec<Possible>,
+    /// Defaults that the help shows.
     defaults: Vec<String>,
     /// The hint's name, as `Debug` prints it.
     hint: String,
@@ -139,6 +140,8 @@ impl Argument {
         let is_flag = !argument.get_action().takes_values();
         let value_names = argument.get_value_names().filter(|_| !is_flag).unwrap_or_default();
         let possible_values = if is_flag { Vec::new() } else { argument.get_possible_values() };
+        let is_shown = !argument.is_hide_default_value_set();
+        let defaults = argument.get_default_values().iter().filter(|_| is_shown);
         Argument {
             id: argument.get_id().to_string(),
             short: argument.get_short(),
@@ -151,11 +154,7 @@ impl Argument {
             values: argument.get_num_args().map(|range| (range.min_values(), range.max_values())),
             value_names: value_names.iter().map(ToString::to_string).collect(),
             possible_values: possible_values.iter().map(Possible::of).collect(),
-            defaults: argument
-                .get_default_values()
-                .iter()
-                .map(|value| value.to_string_lossy().into())
-                .collect(),
+            defaults: defaults.map(|value| value.to_string_lossy().into()).collect(),
             hint: format!("{:?}", argument.get_value_hint()),
             is_required: argument.is_required_set(),
             is_hidden: argument.is_hide_set(),
@@ -282,7 +281,7 @@ mod tests {
         #[arg(short, action = ArgAction::Count, hide = true)]
         verbose: u8,
         /// Any
-        #[arg(long)]
+        #[arg(long, default_value = "nobody", hide_default_value = true)]
         name: Vec<String>,
     }
 

@@ -10,6 +10,7 @@ use std::process::Command;
 use crate::docs::page::Page;
 use crate::docs::{read, root};
 use crate::in_time::CommandInTime;
+use crate::products;
 
 /// Foreign programs that pages name. Their arguments are not checked.
 const OTHERS: [&str; 13] = [
@@ -120,6 +121,7 @@ fn roxie(words: &[&str]) -> Result<(), String> {
     if let Some(first) = own.first_mut().filter(|first| **first == "run") {
         *first = "env";
     }
+    products::build();
     let asked = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output_in_time();
     let asked = asked.map_err(|e| format!("roxie: {e}"))?;
     if asked.status.success() {

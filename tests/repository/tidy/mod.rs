@@ -221,16 +221,16 @@ fn unsafe_code_is_where_it_belongs() {
 
 /// Where a program writes to its standard output or standard error. Text of others does not act on a terminal there: elsewhere it could.
 const WRITES: &[&str] = &[
-    "src/report/output.rs",           // all text of commands, made plain
-    "src/cli/capture/",               // bytes of a capture
-    "src/cli/decode/",                // packets: own words, and comments that are escaped
-    "src/cli/demo/mod.rs",            // lines, made plain, of which errors are kept
-    "src/cli/manual.rs",              // completions
-    "src/cli/nfs/transfer.rs",        // bytes of a file
-    "src/cli/nvme/transfer.rs",       // bytes of a namespace
-    "src/cli/top/mod.rs",             // asks whether there is a terminal
-    "src/roxie/stderr_log.rs",        // lines of the library, made plain
-    "uverbs-shim/src/base/report.rs", // likewise
+    "src/report/output.rs",                  // all text of commands, made plain
+    "src/cli/capture/",                      // bytes of a capture
+    "src/cli/decode/",                       // packets: own words, and comments that are escaped
+    "src/cli/demo/mod.rs",                   // lines, made plain, of which errors are kept
+    "src/cli/manual.rs",                     // completions
+    "src/cli/top/mod.rs",                    // asks whether there is a terminal
+    "src/storage/commands/nfs/transfer.rs",  // bytes of a file
+    "src/storage/commands/nvme/transfer.rs", // bytes of a namespace
+    "src/roxie/stderr_log.rs",               // lines of the library, made plain
+    "uverbs-shim/src/base/report.rs",        // likewise
 ];
 
 #[test]

@@ -1,4 +1,7 @@
 //! Two network namespaces with a veth pair between them.
+//!
+//! Targets include this file by its path, and each uses a part of it.
+#![allow(dead_code, reason = "each target uses a part")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
