@@ -1,8 +1,8 @@
 //! NVMe over fabrics: the messages between host and controller for one READ or WRITE (NVMe base specification 2.0; RDMA and TCP transport
 //! specifications 1.0).
 
-use roxie_nvmeof::command::{self, io as opcode};
-use roxie_nvmeof::{Response, Sgl, Status, response};
+use roxie_messages::nvme::command::{self, io as opcode};
+use roxie_messages::nvme::{Response, Sgl, Status, response};
 
 /// Bytes of a submission queue entry, which over RDMA is a command capsule without data.
 pub const COMMAND: usize = command::LENGTH;

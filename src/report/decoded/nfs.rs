@@ -11,11 +11,11 @@ use std::net::IpAddr;
 use roxie::frame::Frame;
 use roxie::wire::cm::{CmMessage, CommId};
 use roxie::wire::{Opcode, Operation, Packet, Position, Qpn, Service};
-use roxie_nfs::nfs3::{self, Arguments, Status, procedure};
-use roxie_nfs::rpc::{Call, Outcome, Reply};
-use roxie_nfs::rpcrdma::{Body, Chunks, Header, Segment, length};
-use roxie_nfs::xdr::Reader;
-use roxie_nfs::{PORT, mount};
+use roxie_messages::nfs::nfs3::{self, Arguments, Status, procedure};
+use roxie_messages::nfs::rpc::{Call, Outcome, Reply};
+use roxie_messages::nfs::rpcrdma::{Body, Chunks, Header, Segment, length};
+use roxie_messages::nfs::xdr::Reader;
+use roxie_messages::nfs::{PORT, mount};
 use serde_json::{Value, json};
 
 use super::mad::Mad;
@@ -175,7 +175,7 @@ impl Connected {
         let call = match &header.body {
             Body::Message(_) => match Call::parse(message) {
                 Ok((call, mut arguments)) if call.xid == xid => {
-                    self.is_certain |= call.rpc_version == roxie_nfs::rpc::VERSION;
+                    self.is_certain |= call.rpc_version == roxie_messages::nfs::rpc::VERSION;
                     Sent::new(&call, &mut arguments, &header)
                 }
                 _ => return None,

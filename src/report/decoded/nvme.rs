@@ -9,10 +9,10 @@ use std::net::IpAddr;
 
 use roxie::frame::Frame;
 use roxie::wire::{Opcode, Operation, Packet, Position, Qpn, Service};
-use roxie_nvmeof::command::{self, Command, fabrics};
-use roxie_nvmeof::connect::{self, Connect};
-use roxie_nvmeof::response::{self, Response};
-use roxie_nvmeof::sgl::Sgl;
+use roxie_messages::nvme::command::{self, Command, fabrics};
+use roxie_messages::nvme::connect::{self, Connect};
+use roxie_messages::nvme::response::{self, Response};
+use roxie_messages::nvme::sgl::Sgl;
 use serde_json::{Value, json};
 
 /// Most queues that are followed.

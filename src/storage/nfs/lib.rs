@@ -5,18 +5,10 @@
 //! handle of the exported folder, over TCP. Sources: RFC 8166 (RPC-over-RDMA version 1), RFC 8797 (private data), RFC 5531 (RPC),
 //! RFC 4506 (XDR), RFC 1813 (NFS version 3 and MOUNT), RFC 8267 (which data items move by RDMA), RFC 1833 (port mapper).
 //!
-//! The messages do no I/O: parsing is total, so that no input panics or allocates more than its own length, and what is built parses to
-//! itself. Client and server (feature `rdma`) use only the public API of `roxie::host`.
+//! The messages are those of `roxie-messages`, and do no I/O. Client and server (feature `rdma`) use only the public API of `roxie::host`.
 
 #![deny(unsafe_code)]
 
-pub mod xdr;
-
-pub mod rpc;
-pub mod rpcrdma;
-
-pub mod mount;
-pub mod nfs3;
 pub mod placement;
 pub mod private;
 
@@ -28,7 +20,7 @@ pub mod server;
 #[cfg(test)]
 mod hostile;
 
-/// Port of NFS over RDMA (IANA: nfsrdma).
-pub const PORT: u16 = 20049;
+pub use roxie_messages::nfs::{PORT, mount, nfs3, rpc, rpcrdma, xdr};
+
 /// TCP port at which the server answers MOUNT (IANA: mountd).
 pub const MOUNT_PORT: u16 = 20048;

@@ -3,25 +3,15 @@
 //! Read [`command`] first, then [`controller::Queue`], which says in three calls what a target does with a capsule. Sources: NVMe base
 //! specification 1.4, NVMe over Fabrics 1.1, NVMe RDMA transport specification 1.0. All fields are little-endian.
 //!
-//! [`command`], [`response`], [`sgl`], [`cm`], [`connect`], [`identify`] and [`discovery`] are messages: parsing is total, so that no
-//! input panics, and what is built parses to itself. [`subsystem`] has namespaces on [`storage`], and hosts that may use them. The
+//! [`command`], [`response`], [`sgl`], [`cm`], [`connect`], [`identify`] and [`discovery`] are messages, those of `roxie-messages`. [`subsystem`] has namespaces on [`storage`], and hosts that may use them. The
 //! controller reads no clock and opens no socket. Target and initiator (feature `rdma`) use only the public API of `roxie::host`.
 
 #![deny(unsafe_code)]
 
-mod bytes;
-pub mod cm;
-pub mod command;
-pub mod connect;
 pub mod controller;
-pub mod discovery;
-pub mod identify;
 #[cfg(feature = "rdma")]
 pub mod initiator;
 pub mod nqn;
-pub mod response;
-pub mod sgl;
-pub mod status;
 pub mod storage;
 pub mod subsystem;
 #[cfg(feature = "rdma")]
@@ -30,7 +20,6 @@ pub mod target;
 #[cfg(test)]
 mod hostile;
 
-pub use command::Command;
-pub use response::Response;
-pub use sgl::Sgl;
-pub use status::Status;
+pub use roxie_messages::nvme::{
+    Command, Response, Sgl, Status, cm, command, connect, discovery, identify, response, sgl, status,
+};

@@ -132,7 +132,7 @@ impl Queue {
                 let mut slots = vec![0; 512];
                 // Slot 1 is active.
                 slots[0] = 1;
-                crate::bytes::put_text(&mut slots, (8, 8), env!("CARGO_PKG_VERSION"), b' ');
+                slots[8..16].copy_from_slice(format!("{:8.8}", env!("CARGO_PKG_VERSION")).as_bytes());
                 slots
             }
             (page::CHANGED_NAMESPACES, false) => {

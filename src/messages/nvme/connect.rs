@@ -1,9 +1,9 @@
 //! The Connect command and its data (NVMe over Fabrics 3.3).
 
-use crate::bytes::{first, put, put_text, text_at, u16_at};
-use crate::command::{Command, fabrics};
-use crate::response::Response;
-use crate::status::Status;
+use crate::nvme::bytes::{first, put, put_text, text_at, u16_at};
+use crate::nvme::command::{Command, fabrics};
+use crate::nvme::response::Response;
+use crate::nvme::status::Status;
 
 /// Bytes of the command's data.
 pub const LENGTH: usize = 1024;

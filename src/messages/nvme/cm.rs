@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::bytes::{first, put, u16_at};
+use crate::nvme::bytes::{first, put, u16_at};
 
 /// Port of NVMe over Fabrics (RFC 7143 registry: nvme).
 pub const PORT: u16 = 4420;

@@ -1,7 +1,7 @@
 //! Arguments of calls.
 
 use super::{FileHandle, LONGEST_NAME, procedure};
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// How durable written data must be before the server replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

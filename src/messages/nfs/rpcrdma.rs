@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// The version.
 pub const VERSION: u32 = 1;

@@ -2,7 +2,7 @@
 
 use super::arguments::Stable;
 use super::{Attributes, FileHandle, LONGEST_NAME, Status, procedure};
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// Results that parse to a value or to the status of a failed call.
 pub(super) type Parsed<T> = Result<Result<T, Status>, Malformed>;

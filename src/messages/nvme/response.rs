@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::bytes::{first, put, u16_at, u64_at};
-use crate::status::Status;
+use crate::nvme::bytes::{first, put, u16_at, u64_at};
+use crate::nvme::status::Status;
 
 /// Bytes of a response capsule.
 pub const LENGTH: usize = 16;

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 
-use crate::nfs3::FileHandle;
-use crate::rpc::flavor;
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::nfs3::FileHandle;
+use crate::nfs::rpc::flavor;
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// The program and its version.
 pub const PROGRAM: (u32, u32) = (100_005, 3);

@@ -1,6 +1,6 @@
 //! Attributes of files (RFC 1813 2.6, fattr3).
 
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// Type of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Attributes {
     }
 
     /// Writes the attributes.
-    pub(crate) fn write(&self, out: &mut Writer) {
+    pub fn write(&self, out: &mut Writer) {
         out.u32(self.kind as u32).u32(self.mode).u32(self.links).u32(self.user).u32(self.group);
         out.u64(self.size).u64(self.used).u32(self.device.0).u32(self.device.1);
         out.u64(self.file_system).u64(self.id);
@@ -137,7 +137,7 @@ impl Attributes {
     }
 
     /// Writes attributes that may be missing.
-    pub(crate) fn write_optional(attributes: Option<&Attributes>, out: &mut Writer) {
+    pub fn write_optional(attributes: Option<&Attributes>, out: &mut Writer) {
         out.bool(attributes.is_some());
         if let Some(attributes) = attributes {
             attributes.write(out);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::bytes::{first, put, put_text, text_at, u16_at, u64_at};
+use crate::nvme::bytes::{first, put, put_text, text_at, u16_at, u64_at};
 
 /// Bytes of the header, and of each entry.
 pub const LENGTH: usize = 1024;

@@ -1,6 +1,6 @@
 //! Data structures of Identify (NVMe base specification 5.15.2; NVMe over Fabrics 4.1).
 
-use crate::bytes::{first, put, put_text, text_at, u16_at, u32_at, u64_at};
+use crate::nvme::bytes::{first, put, put_text, text_at, u16_at, u32_at, u64_at};
 
 /// Bytes of each data structure.
 pub const LENGTH: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// The version of RPC.
 pub const VERSION: u32 = 2;

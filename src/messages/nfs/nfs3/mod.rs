@@ -13,7 +13,7 @@ pub use results::{
 };
 pub use status::Status;
 
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::nfs::xdr::{Malformed, Reader, Writer};
 
 /// The program and its version.
 pub const PROGRAM: (u32, u32) = (100_003, 3);
@@ -43,7 +43,8 @@ impl FileHandle {
         Ok(FileHandle(reader.opaque(LONGEST_HANDLE)?.to_vec()))
     }
 
-    pub(crate) fn write(&self, out: &mut Writer) {
+    /// Writes the handle.
+    pub fn write(&self, out: &mut Writer) {
         out.opaque(&self.0);
     }
 }

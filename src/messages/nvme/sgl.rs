@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::bytes::{put, u32_at, u64_at};
+use crate::nvme::bytes::{put, u32_at, u64_at};
 
 /// Bytes of a descriptor.
 pub const LENGTH: usize = 16;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::bytes::{first, put, u16_at, u32_at, u64_at};
-use crate::sgl::Sgl;
+use crate::nvme::bytes::{first, put, u16_at, u32_at, u64_at};
+use crate::nvme::sgl::Sgl;
 
 /// Bytes of a submission queue entry.
 pub const LENGTH: usize = 64;
@@ -144,7 +144,7 @@ impl Command {
     }
 
     /// Returns an Abort of the command `id` of a queue; 0: the admin queue. Bit 0 of the result is 0 if the command was aborted: it ends
-    /// with [`Status::ABORTED`](crate::Status::ABORTED) then (NVMe base specification 5.1).
+    /// with [`Status::ABORTED`](crate::nvme::Status::ABORTED) then (NVMe base specification 5.1).
     pub const fn abort(queue: u16, id: u16) -> Command {
         let dwords = [queue as u32 | (id as u32) << 16, 0, 0, 0, 0, 0];
         Command { dwords, ..Command::new(admin::ABORT, 0) }
