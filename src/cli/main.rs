@@ -16,8 +16,6 @@ mod demo;
 mod device;
 mod doctor;
 mod floor;
-mod http;
-mod lab;
 mod manual;
 mod metrics;
 mod nic;
@@ -64,7 +62,8 @@ enum Command {
     Nvme(products::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
-    Lab(lab::Arguments),
+    /// Learn how the transport works: small runs of the engine, with pictures and controls
+    Lab(products::Arguments),
     Show(show::Arguments),
     Sim(sim::Arguments),
     #[cfg(feature = "top")]
@@ -97,7 +96,7 @@ fn main() -> ExitCode {
         Command::Nvme(_) => products::start("nvme", &line[1..]),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
-        Command::Lab(arguments) => lab::run(&arguments),
+        Command::Lab(_) => products::start("lab", &line[1..]),
         Command::Show(arguments) => show::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         #[cfg(feature = "top")]

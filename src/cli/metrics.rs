@@ -11,9 +11,9 @@ use roxie::host::inspect::{PassDurations, Snapshot};
 use roxie::text::Foreign;
 use roxie::threads::lock;
 use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::http::{self, Reply};
 use roxie_report::output;
 
-use crate::http::{self, Reply};
 use crate::show::objects::{ProcessFilter, look};
 
 /// Print the counters of all processes for Prometheus, or serve them to it.

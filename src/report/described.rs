@@ -26,6 +26,8 @@ pub struct Described {
     after_help: Option<String>,
     after_long_help: Option<String>,
     aliases: Vec<String>,
+    /// Place among the commands of a list.
+    order: usize,
     is_hidden: bool,
     requires_command: bool,
     arguments: Vec<Argument>,
@@ -42,6 +44,8 @@ struct Argument {
     help: Option<String>,
     long_help: Option<String>,
     heading: Option<String>,
+    /// Place among the options of a list.
+    order: usize,
     /// The action's name, as `Debug` prints it.
     action: String,
     /// Least and most values; `None` for those of the action.
@@ -97,6 +101,7 @@ impl Described {
             after_help: text(command.get_after_help()),
             after_long_help: text(command.get_after_long_help()),
             aliases: command.get_visible_aliases().map(str::to_owned).collect(),
+            order: command.get_display_order(),
             is_hidden: command.is_hide_set(),
             requires_command: command.is_subcommand_required_set(),
             arguments: command.get_arguments().map(|argument| Argument::of(command, argument)).collect(),
@@ -115,6 +120,7 @@ impl Described {
     pub fn into_command(self) -> Command {
         let mut command = Command::new(self.name)
             .visible_aliases(self.aliases)
+            .display_order(self.order)
             .hide(self.is_hidden)
             .subcommand_required(self.requires_command)
             .args(self.arguments.into_iter().map(Argument::into_arg))
@@ -150,6 +156,7 @@ impl Argument {
             help: argument.get_help().map(ToString::to_string),
             long_help: argument.get_long_help().map(ToString::to_string),
             heading: argument.get_help_heading().map(str::to_owned),
+            order: argument.get_display_order(),
             action: format!("{:?}", argument.get_action()),
             values: argument.get_num_args().map(|range| (range.min_values(), range.max_values())),
             value_names: value_names.iter().map(ToString::to_string).collect(),
@@ -176,6 +183,7 @@ impl Argument {
         let mut argument = Arg::new(self.id)
             .short(self.short)
             .visible_aliases(self.aliases)
+            .display_order(self.order)
             .action(action)
             .value_hint(self.hint.parse::<ValueHint>().unwrap_or_default())
             .required(self.is_required)

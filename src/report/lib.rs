@@ -2,7 +2,8 @@
 //!
 //! [`output`] writes all text of a command, [`failure`] has its exit codes, and [`formats`] the versions of its JSON. [`decoded`] reads the
 //! packets of captures, with the storage protocols in them, and [`ladder`] draws packets as sequence diagrams. By [`described`] a program tells
-//! another its commands. Nothing here opens a device.
+//! another its commands. Nothing here opens a device; [`http`] alone has
+//! sockets, of TCP.
 
 #![deny(unsafe_code)]
 
@@ -11,6 +12,7 @@ pub mod decoded;
 pub mod described;
 pub mod failure;
 pub mod formats;
+pub mod http;
 pub mod ladder;
 pub mod line_rate;
 pub mod output;

@@ -78,7 +78,7 @@
 //! | `roxie-nvmeof` | (not here) | NVMe over Fabrics: capsules, controller, target, initiator |
 //! | `roxie-nfs` | (not here) | NFS version 3 over RDMA: messages, client, read-only server |
 //! | `roxie-conform` | (not here) | a conformance bench for RoCE v2 peers |
-//! | `roxie-lab` | (not here) | the computations of a network lab |
+//! | `roxie-lab-theory` | (not here) | the computations of a network lab |
 //! | `roxie-cli` | (not here) | the program `roxie` |
 //!
 //! # API stability

@@ -31,7 +31,7 @@ pub(super) fn name_of(device: &Snapshot) -> String {
     format!("{}-{}", device.device, device.pid)
 }
 
-/// Returns the devices of this network namespace whose frames can be captured.
+/// Returns the devices of this network namespace that can be captured.
 pub(super) fn running() -> Result<Vec<Snapshot>, Failure> {
     let mut all = look()?.snapshots;
     all.retain(|device| !is_client(device));

@@ -102,7 +102,7 @@ fn aligned<'a, const N: usize>(
             *width = (*width).max(cell.chars().count());
         }
     }
-    // Nothing follows the last column, whose cells may be long: those of one row must not widen all others.
+    // Nothing follows the last column, which may have long cells: those of one row must not widen all others.
     widths[N - 1] = 0;
     let line = move |cells: [&str; N]| {
         let padded: Vec<String> =

@@ -149,7 +149,7 @@ fn packages(words: &[&str]) -> Result<(), String> {
     let own = &words[..words.iter().position(|word| *word == "--").unwrap_or(words.len())];
     for package in values(own, &["-p", "--package"]) {
         let folders = match package.strip_prefix("roxie-") {
-            Some(name) => [format!("src/{name}/"), format!("src/storage/{name}/")],
+            Some(name) => [format!("src/{}/", name.replace('-', "/")), format!("src/storage/{name}/")],
             None if package == "roxie" => [String::new(), String::new()],
             None => [format!("{package}/"), format!("tests/{package}/")],
         };
@@ -170,7 +170,7 @@ fn packages(words: &[&str]) -> Result<(), String> {
 /// Returns the functions of a test program with the paths of their modules. `None`: there is no such program.
 fn functions(package: &str, test: &str) -> Option<Vec<String>> {
     // The tests of the crates in `src` are at the root, those of products in the folder of the product.
-    let folders = if package.starts_with("roxie") { ["", "src/storage"] } else { [package, package] };
+    let folders = if package.starts_with("roxie") { ["", "src/storage", "src/lab"] } else { [package; 3] };
     let tests = folders.map(|folder| root().join(folder).join("tests").join(test));
     let folder = tests.into_iter().find(|folder| folder.exists())?;
     let mut all = Vec::new();

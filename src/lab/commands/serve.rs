@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use roxie_report::failure::Failure;
+use roxie_report::http::{self, Reply};
 use roxie_report::output;
 
 use super::catalogue::{ALL, Lab};
 use super::page;
-use crate::http::{self, Reply};
 
 /// Serve all labs as pages on a local port
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! Computations behind `roxie lab`: the fields of a frame, buffer headroom, and the framing of the same bytes by other protocols.
 //!
 //! ```
-//! use roxie_lab::crc::{crc32c, vcrc};
+//! use roxie_lab_theory::crc::{crc32c, vcrc};
 //!
 //! // The check value of CRC-32C (RFC 3720, B.4: 32 bytes of zeros).
 //! assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 /// Runs `roxie lab` with these arguments.
 fn lab(arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie-lab"));
     command.arg("lab").args(arguments.split_whitespace()).stdin(Stdio::null());
     command.output_in_time().expect("roxie runs")
 }

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use roxie::time::Nanos;
 use roxie::wire::MacControl;
-use roxie_lab::dcbx::{CLASSES, Plan, Selection, Selector, applications};
+use roxie_lab_theory::dcbx::{CLASSES, Plan, Selection, Selector, applications};
 use roxie_report::failure::Failure;
 use roxie_sim::Host;
 use roxie_sim::fabric::{

@@ -11,7 +11,7 @@ use roxie::wire::{
     Aeth, AtomicEth, Bth, Deth, Ext, Feth, FlowSpec, Gid, Headers, Icrc, MAX_HEADERS, Opcode, Psn, Qpn, Reth,
     RoceVersion, Template, XrcEth, entropy_port, parse,
 };
-use roxie_lab::layout::{Field, Layout, fields};
+use roxie_lab_theory::layout::{Field, Layout, fields};
 use roxie_report::failure::Failure;
 use serde_json::Value;
 

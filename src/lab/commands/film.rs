@@ -2,7 +2,7 @@
 
 use roxie::capture::{Direction, Reader};
 use roxie::frame::Frame;
-use roxie_lab::layout::{Layout, fields};
+use roxie_lab_theory::layout::{Layout, fields};
 use roxie_report::failure::Failure;
 
 use super::document::Part;

@@ -4,7 +4,7 @@ use std::fs;
 
 use roxie::frame::Frame;
 use roxie::wire::{Icrc, parse};
-use roxie_lab::layout::fields;
+use roxie_lab_theory::layout::fields;
 
 use crate::lab::{data, fact, run_of, text};
 

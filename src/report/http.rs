@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use crate::failure::Failure;
 use roxie::tcp::{self, Timed};
-use roxie_report::failure::Failure;
 
 /// Time for a whole request, and again for a whole reply.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -19,23 +19,25 @@ const MOST_LINES: usize = 64;
 
 /// A reply.
 #[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) code: u16,
+pub struct Reply {
+    /// Status code.
+    pub code: u16,
     /// Media type of the body.
-    pub(crate) kind: &'static str,
-    pub(crate) body: String,
+    pub kind: &'static str,
+    /// Text behind the header.
+    pub body: String,
 }
 
 /// Binds an address.
 ///
 /// # Errors
 /// If the address is not this host's, or in use.
-pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+pub fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     TcpListener::bind(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))
 }
 
 /// Answers GET and HEAD for a path until the process ends. `answer` runs on several threads at a time.
-pub(crate) fn serve(listener: &TcpListener, answer: impl Fn(&str) -> Reply + Send + Sync + 'static) {
+pub fn serve(listener: &TcpListener, answer: impl Fn(&str) -> Reply + Send + Sync + 'static) {
     tcp::serve(listener, &LIMITS, None, move |stream, _| {
         // A client may have disconnected, or be too slow.
         let _ = exchange(stream, &answer);

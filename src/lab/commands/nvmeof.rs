@@ -4,7 +4,7 @@ use clap::Args;
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, RKey, SendWr, WcStatus, WrOpcode};
 use roxie::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
-use roxie_lab::nvme::{
+use roxie_lab_theory::nvme::{
     COMMAND, COMMAND_FIELDS, Command, Entry, Io, Pdu, RESPONSE, RESPONSE_FIELDS, over_tcp,
 };
 use roxie_report::failure::Failure;

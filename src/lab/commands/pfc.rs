@@ -3,7 +3,7 @@
 use clap::Args;
 use roxie::time::Nanos;
 use roxie::wire::mac_control::response_quanta;
-use roxie_lab::headroom::Sum;
+use roxie_lab_theory::headroom::Sum;
 use roxie_report::failure::Failure;
 use roxie_sim::fabric::{
     DropReason, Fabric, FabricConfig, LinkConfig, LinkRate, PfcConfig, PortConfig, SonicHeadroom,

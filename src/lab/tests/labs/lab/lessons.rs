@@ -15,7 +15,7 @@ fn page(name: &str) -> String {
 }
 
 fn check(lesson: u8, answers: &[String]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roxie-lab"));
     command.args(["lab", "check", &lesson.to_string()]).args(answers);
     command.output_in_time().expect("roxie runs")
 }

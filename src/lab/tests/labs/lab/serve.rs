@@ -29,7 +29,7 @@ fn get(address: &str, path: &str) -> String {
 
 #[test]
 fn index_links_labs_and_form_runs_them() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_roxie"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_roxie-lab"))
         .args(["lab", "serve", "--listen", "127.0.0.1:0"])
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
