@@ -14,7 +14,7 @@ VERSION ?=
 PREFIX ?= /usr/local
 SUITE ?= bookworm
 # Packages whose programs `roxie` starts for some of its commands.
-PRODUCTS := roxie-lab roxie-storage
+PRODUCTS := roxie-conform roxie-lab roxie-storage
 
 .PHONY: demo test test-all conformance bench versus interop soak fuzz sanitize miri cross build products install deb tarball image release
 
@@ -23,7 +23,8 @@ build:
 	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim
 	$(IN_TIME) 300 uverbs-shim/link target/release
 
-# What `make build` builds, and the programs of products: disks and files (`roxie nvme`, `roxie nfs`), `roxie lab`.
+# What `make build` builds, and the programs of products: `roxie conform` and `roxie wire`, `roxie lab`, `roxie nvme` and
+# `roxie nfs`.
 products:
 	@.ci/setup build
 	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim $(PRODUCTS:%=-p %)

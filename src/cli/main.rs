@@ -10,7 +10,6 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod capture;
 mod cc;
-mod conform;
 mod decode;
 mod demo;
 mod device;
@@ -29,7 +28,6 @@ mod sim;
 mod stream;
 #[cfg(feature = "top")]
 mod top;
-mod wire;
 
 #[global_allocator]
 static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
@@ -47,7 +45,8 @@ struct Arguments {
 enum Command {
     Capture(capture::Arguments),
     Cc(cc::Arguments),
-    Conform(conform::Arguments),
+    /// Test a RoCE v2 peer against the specification
+    Conform(products::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
     Doctor(doctor::Arguments),
@@ -69,7 +68,8 @@ enum Command {
     #[cfg(feature = "top")]
     Top(top::Arguments),
     Metrics(metrics::Arguments),
-    Wire(wire::Arguments),
+    /// A cable between two interfaces that loses, doubles, damages, marks, delays or reorders chosen packets
+    Wire(products::Arguments),
     Completions(manual::CompletionsArguments),
     #[command(hide = true)]
     Man(manual::ManArguments),
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
     match Arguments::parse_from(&line).command {
         Command::Capture(arguments) => capture::run(&arguments),
         Command::Cc(arguments) => cc::run(&arguments),
-        Command::Conform(arguments) => conform::run(&arguments),
+        Command::Conform(_) => products::start("conform", &line[1..]),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "top")]
         Command::Top(arguments) => top::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
-        Command::Wire(arguments) => wire::run(&arguments),
+        Command::Wire(_) => products::start("wire", &line[1..]),
         Command::Completions(arguments) => {
             manual::completions(&arguments, products::with_products(Arguments::command()))
         }

@@ -11,8 +11,13 @@ use roxie_report::described::{self, Described};
 use roxie_report::failure::Failure;
 
 /// Commands of products, and the program of each.
-const PRODUCTS: [(&str, &str); 3] =
-    [("lab", "roxie-lab"), ("nfs", "roxie-storage"), ("nvme", "roxie-storage")];
+const PRODUCTS: [(&str, &str); 5] = [
+    ("conform", "roxie-conform"),
+    ("wire", "roxie-conform"),
+    ("lab", "roxie-lab"),
+    ("nfs", "roxie-storage"),
+    ("nvme", "roxie-storage"),
+];
 
 /// A command line that a product's program parses.
 #[derive(Debug, Args)]

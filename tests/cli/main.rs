@@ -30,8 +30,6 @@ mod rates;
 mod seen;
 mod sim;
 mod tarball;
-mod through;
-mod wire;
 mod wrong;
 
 use std::net::Ipv4Addr;

@@ -12,9 +12,9 @@ use crate::in_time::{CommandInTime, copy_program};
 use crate::{Finished, Running, roxie, run};
 
 /// Commands of products.
-pub(crate) const COMMANDS: [&str; 3] = ["lab", "nfs", "nvme"];
+pub(crate) const COMMANDS: [&str; 5] = ["conform", "lab", "nfs", "nvme", "wire"];
 /// The programs of products, which are packages too.
-const PROGRAMS: [&str; 2] = ["roxie-lab", "roxie-storage"];
+const PROGRAMS: [&str; 3] = ["roxie-conform", "roxie-lab", "roxie-storage"];
 
 /// Builds the programs of products beside `roxie`. `ROXIE_FOLDER` says that `.ci/test` has built them.
 pub(crate) fn build() {
@@ -54,6 +54,7 @@ fn missing_program_is_named_with_its_build() {
     }
     run("nfs ls /").failed(1, &["roxie nfs: ", "cargo build --release -p roxie-storage"]);
     run("lab list").failed(1, &["roxie lab: ", "cargo build --release -p roxie-lab"]);
+    run("wire a b").failed(1, &["roxie wire: ", "cargo build --release -p roxie-conform"]);
     // What the programs describe is left out, and the commands themselves are not.
     let script = run("completions bash").succeeded().stdout;
     assert!(script.contains("nvme") && !script.contains("--block-size"));
@@ -85,6 +86,8 @@ fn program_that_cannot_start_is_named() {
 fn help_has_the_summaries_of_products() {
     build();
     let help = run("--help").succeeded().stdout;
+    // Lines are wrapped.
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let describe = |program: &&str| {
         let mut describe = Command::new(Path::new(roxie("").get_program()).with_file_name(program));
         describe.arg("describe");
@@ -96,8 +99,7 @@ fn help_has_the_summaries_of_products() {
     for command in commands {
         let text = |key: &str| command[key].as_str().expect("text");
         assert!(COMMANDS.contains(&text("name")), "{command}");
-        let is_it = |line: &str| line.trim().starts_with(text("name")) && line.ends_with(text("about"));
-        assert!(help.lines().any(is_it), "{}: {help}", text("name"));
+        assert!(help.contains(&format!("{} {}", text("name"), text("about"))), "{command}: {help}");
     }
 }
 

@@ -17,8 +17,8 @@ use crate::end::Ended;
 use crate::error::Error;
 use crate::network::{Namespace, command_line, run};
 
-/// The program that `roxie` starts for disks and files, and its package.
-const STORAGE: &str = "roxie-storage";
+/// Packages with a program that `roxie` starts for commands of rows.
+const PRODUCTS: [&str; 2] = ["roxie-conform", "roxie-storage"];
 
 /// A running program. Dropping it kills it.
 pub struct Program {
@@ -152,18 +152,19 @@ pub fn built(words: &[&str], name: &str) -> PathBuf {
 /// # Errors
 /// If it cannot be built.
 pub fn roxie_for_tests() -> Result<PathBuf, Error> {
-    if !roxie().is_ok_and(|roxie| roxie.with_file_name(STORAGE).exists()) {
+    let is_whole = |roxie: PathBuf| PRODUCTS.iter().all(|product| roxie.with_file_name(product).exists());
+    if !roxie().is_ok_and(is_whole) {
         build_roxie()?;
     }
     roxie()
 }
 
-/// Builds the `roxie` program, and the one that it starts for disks and files, if cargo runs this one, since cargo has built this one only.
+/// Builds the `roxie` program, and those that it starts for commands of rows, if cargo runs this one, since cargo has built this one only.
 ///
 /// # Errors
 /// If it cannot be built.
 pub fn build_roxie() -> Result<(), Error> {
-    build(&["roxie-cli", STORAGE])
+    build(&["roxie-cli", PRODUCTS[0], PRODUCTS[1]])
 }
 
 /// Builds the library for unmodified programs if cargo runs this one, and links it beside the `roxie` program. Does

@@ -29,7 +29,7 @@ const COMPUTE: [&str; 10] = [
     "fuzz",
     "handoff",
     "repository",
-    "lib-roxie_conform",
+    "lib-roxie_conform_bench",
     "lib-roxie_lab_theory",
     "lib-roxie_nic",
     "lib-roxie_sim",

@@ -74,8 +74,8 @@ struct Selection {
 
 impl Selection {
     /// Returns the chosen checks.
-    fn checks(&self) -> Vec<roxie_conform::check::Check> {
-        let mut checks = roxie_conform::checks::all();
+    fn checks(&self) -> Vec<roxie_conform_bench::check::Check> {
+        let mut checks = roxie_conform_bench::checks::all();
         checks.retain(|check| {
             (!self.short || check.is_short)
                 && self.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str()))
@@ -91,7 +91,7 @@ struct PlayArguments {
     #[arg(long, value_name = "ADDRESS")]
     target: Option<IpAddr>,
     /// TCP port of the agent
-    #[arg(long, value_name = "PORT", default_value_t = roxie_conform::agent::PORT)]
+    #[arg(long, value_name = "PORT", default_value_t = roxie_conform_bench::agent::PORT)]
     agent_port: u16,
     /// Address of the agent [default: the target's]
     #[arg(long, value_name = "ADDRESS")]
@@ -154,7 +154,9 @@ impl From<roxie_report::failure::Failure> for Ended {
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.command {
         Some(Command::List(arguments)) => list::run(arguments).map(|()| 0),
-        Some(Command::Agent) => output::exact(roxie_conform::agent::SOURCE).map(|()| 0).map_err(Ended::from),
+        Some(Command::Agent) => {
+            output::exact(roxie_conform_bench::agent::SOURCE).map(|()| 0).map_err(Ended::from)
+        }
         Some(Command::Diff(arguments)) => compare::run(arguments),
         None => play::run(&arguments.play),
     };

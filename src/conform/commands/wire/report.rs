@@ -2,8 +2,8 @@
 
 use roxie::host::{Matched, PacketRule};
 use roxie::port::Port;
-use roxie_conform::run::Outcome;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::run::Outcome;
+use roxie_conform_bench::verdict::Verdict;
 use serde::Serialize;
 
 use super::cable::Cable;

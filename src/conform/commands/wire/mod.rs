@@ -19,7 +19,7 @@ use roxie::port::fault::{Action, Direction, Fault, FaultConfig, FaultPort, When}
 use roxie::port::packet::{PacketError, PromiscuousPort};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::time::Nanos;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::verdict::Verdict;
 use roxie_report::failure::Failure;
 use roxie_report::formats;
 use roxie_report::output;
@@ -175,7 +175,7 @@ fn end(
     judge: Option<&Judge>,
 ) -> Result<End, Failure> {
     let interface = Interface::by_name(name).map_err(|error| Failure::Device(error.to_string()))?;
-    // The kernel makes link-local addresses of IPv6 by itself, and answers nobody for others there.
+    // The kernel makes link-local addresses of IPv6 by itself, and answers no host for other addresses there.
     let own = interface.addresses.iter().map(|address| address.ip);
     if let Some(address) = own.clone().find(|ip| !is_link_local(ip)) {
         return Err(Failure::Device(format!(
@@ -204,7 +204,7 @@ fn end(
     let only_arriving = FaultConfig { tx: Vec::new(), ..fault.clone() };
     let mut end = FaultPort::new(port, &only_arriving);
     if let Some(judge) = judge.cloned() {
-        // A fault without an effect, whose predicate sees each frame as it arrives.
+        // A fault without an effect, with a predicate that sees each frame as it arrives.
         let nothing = Fault { action: Action::Drop, when: When::Rate(0.0) };
         end = end.with_rule(Direction::Rx, nothing, move |frame: &Frame<'_>| judge.arrives(frame));
     }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use roxie_conform::agent::{Agent, SOURCE};
+use roxie_conform_bench::agent::{Agent, SOURCE};
 
 /// Time in which an agent takes a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -102,7 +102,7 @@ impl Reach {
     }
 }
 
-/// Waits for the end of `ssh`, whose input has ended, and ends it if it goes on.
+/// Waits for the end of `ssh`, after that of its input, and ends it if it goes on.
 fn end(running: &mut Option<Child>) {
     let Some(mut ssh) = running.take() else { return };
     let until = Instant::now() + ENDS_WITHIN;

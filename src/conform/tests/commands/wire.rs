@@ -5,11 +5,11 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use roxie::netdev::{Links, NetNs};
-use roxie_conform::through::SCRIPTS;
+use roxie_conform_bench::through::SCRIPTS;
 
 use crate::{A, Finished, Running, network, roxie, run};
 
-/// Three namespaces: the ends, and between them the wire, whose interfaces have no address.
+/// Three namespaces: the ends, and between them the wire, on interfaces without an address.
 pub(super) struct Wired {
     pub(super) left: NetNs,
     pub(super) right: NetNs,

@@ -15,7 +15,7 @@ fn through(net: &Wired, options: &[&str]) -> Finished {
 /// Writes the command that performs an operation between both ends, and returns its name.
 fn player(net: &Wired) -> String {
     let [left, right] = [&net.left, &net.right].map(|ns| ns.name().expect("a name"));
-    let (program, log, file) = (env!("CARGO_BIN_EXE_roxie"), net.file("log"), net.file("play"));
+    let (program, log, file) = (crate::roxie_path().display().to_string(), net.file("log"), net.file("play"));
     let text = format!(
         "size='-s 8192 -m 1024'\n\
          [ $ROXIE_OPERATION = atomic ] && size=\n\

@@ -30,7 +30,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Ended> {
         return Err(Ended(USAGE, "no check has such a name: see `roxie conform list`".into()));
     }
     if arguments.json {
-        let checks: Vec<_> = checks.iter().map(roxie_conform::check::Check::listed).collect();
+        let checks: Vec<_> = checks.iter().map(roxie_conform_bench::check::Check::listed).collect();
         let listed = formats::versioned(formats::CONFORM_LIST, json!({ "checks": checks }));
         let text = serde_json::to_string_pretty(&listed).map_err(|e| Ended(1, e.to_string()))?;
         output::lines(&text)?;

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use roxie_conform::bench::Bench;
-use roxie_conform::report::Report;
-use roxie_conform::run::run as play;
-use roxie_conform::verdict::Stop;
-use roxie_conform::wire::{Access, Wire};
+use roxie_conform_bench::bench::Bench;
+use roxie_conform_bench::report::Report;
+use roxie_conform_bench::run::run as play;
+use roxie_conform_bench::verdict::Stop;
+use roxie_conform_bench::wire::{Access, Wire};
 use roxie_report::output;
 
 use super::reach::Reach;

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use roxie::text::file_in;
-use roxie_conform::report::{Report, junit, page};
-use roxie_conform::run::Outcome;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::report::{Report, junit, page};
+use roxie_conform_bench::run::Outcome;
+use roxie_conform_bench::verdict::Verdict;
 use roxie_report::ladder::{self, Ladder, Style};
 use roxie_report::output;
 

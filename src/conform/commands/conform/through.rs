@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use roxie_conform::report::Report;
-use roxie_conform::run::Outcome;
-use roxie_conform::through::{SCRIPTS, WireScript};
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::report::Report;
+use roxie_conform_bench::run::Outcome;
+use roxie_conform_bench::through::{SCRIPTS, WireScript};
+use roxie_conform_bench::verdict::Verdict;
 use roxie_report::output;
 use serde::Deserialize;
 

@@ -19,7 +19,7 @@ use crate::verdict::{Script, Stop, must};
 
 /// The service interface of management datagrams.
 const QP1: Qpn = Qpn::new(1);
-/// A service on which nobody listens: no IP port of `rdma_cm` (annex A11).
+/// A service without a listener: no IP port of `rdma_cm` (annex A11).
 const NOBODY: ServiceId = ServiceId(0x1234_5678_9abc_def0);
 /// The bench's identifiers of connections, none of which the target has heard of. Each message has another.
 const FIRST_ID: u32 = 0x4200_0000;

@@ -9,8 +9,8 @@ use clap::Args;
 use roxie::frame::Frame;
 use roxie::host::{PacketRule, PacketRules};
 use roxie::time::Clock;
-use roxie_conform::report::{Report, junit, page};
-use roxie_conform::through::{SCRIPTS, WireJudge, WireScript, script};
+use roxie_conform_bench::report::{Report, junit, page};
+use roxie_conform_bench::through::{SCRIPTS, WireJudge, WireScript, script};
 use roxie_report::failure::Failure;
 use roxie_report::output;
 

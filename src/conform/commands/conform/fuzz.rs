@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use roxie::random::unguessable;
-use roxie_conform::bench::Bench;
-use roxie_conform::fuzz::{self, Config, Sequence};
-use roxie_conform::report::Report;
+use roxie_conform_bench::bench::Bench;
+use roxie_conform_bench::fuzz::{self, Config, Sequence};
+use roxie_conform_bench::report::Report;
 use roxie_report::output;
 
 use super::reach::Reach;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use roxie_conform::report::{Report, diff};
+use roxie_conform_bench::report::{Report, diff};
 use roxie_report::output;
 
 use super::{BROKEN, Ended, USAGE};
@@ -50,6 +50,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<u8, Ended> {
     if changes.is_empty() {
         output::line("no verdict differs")?;
     }
-    let is_worse = changes.iter().any(roxie_conform::report::Change::is_worse);
+    let is_worse = changes.iter().any(roxie_conform_bench::report::Change::is_worse);
     Ok(if is_worse { BROKEN } else { 0 })
 }
