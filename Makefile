@@ -13,20 +13,29 @@ KIND ?=
 VERSION ?=
 PREFIX ?= /usr/local
 SUITE ?= bookworm
+# Packages whose programs `roxie` starts for some of its commands.
+PRODUCTS := roxie-conform roxie-lab roxie-storage
 
-.PHONY: demo test test-all conformance bench versus interop soak fuzz sanitize miri cross build install deb tarball image release
+.PHONY: demo test test-all conformance bench versus interop soak fuzz sanitize miri cross build products install deb tarball image release
 
 build:
 	@.ci/setup build
 	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim
 	$(IN_TIME) 300 uverbs-shim/link target/release
 
-# PREFIX=/opt/roxie: puts what was built there, with its manual and completions.
+# What `make build` builds, and the programs of products: `roxie conform` and `roxie wire`, `roxie lab`, `roxie nvme` and
+# `roxie nfs`.
+products:
+	@.ci/setup build
+	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim $(PRODUCTS:%=-p %)
+	$(IN_TIME) 300 uverbs-shim/link target/release
+
+# PREFIX=/opt/roxie: puts what `make products` built there, with its manual and completions.
 install:
 	@.ci/install target/release $(DESTDIR)$(PREFIX)
 
 # A Debian package, target/roxie_VERSION_ARCHITECTURE.deb. `.ci/deb-check` installs and removes it in a Debian of its own.
-deb: build
+deb: products
 	@.ci/setup deb
 	@.ci/deb target/release
 
@@ -78,14 +87,14 @@ bench:
 versus:
 	@.ci/setup test
 	$(IN_TIME) 14400 cargo bench -p roxie-cli --bench versus -- $(ROWS)
-	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release -p roxie-cli)
+	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release -p roxie-cli $(PRODUCTS:%=-p %))
 	$(if $(ROWS),,$(IN_TIME) 14400 cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
 # KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
 # SUITES= in none.
 interop:
 	@.ci/setup test
-	$(IN_TIME) 7200 cargo build --release -p roxie-cli
+	$(IN_TIME) 7200 cargo build --release -p roxie-cli $(PRODUCTS:%=-p %)
 	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
 	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
 	$(IN_TIME) 14400 cargo test --release -p interop --test guests smb:: -- --ignored --nocapture

@@ -18,7 +18,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-agent=$here/../../src/conform/agent.c
+agent=$here/../../src/conform/bench/agent.c
 top=${ROXIE_CACHE:-$here/../../target/interop/cache}
 kernel=6.1
 

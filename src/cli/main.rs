@@ -10,39 +10,24 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod capture;
 mod cc;
-mod chart;
-mod conform;
 mod decode;
-mod decoded;
 mod demo;
 mod device;
 mod doctor;
-mod failure;
 mod floor;
-mod formats;
-mod http;
-mod lab;
-mod ladder;
-mod line_rate;
 mod manual;
 mod metrics;
-mod nfs;
 mod nic;
-mod nvme;
-mod output;
 mod perf;
 mod pingpong;
+mod products;
 mod quota;
 mod run;
 mod show;
-mod signals;
 mod sim;
 mod stream;
-mod svg;
 #[cfg(feature = "top")]
 mod top;
-mod wire;
-mod words;
 
 #[global_allocator]
 static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
@@ -60,7 +45,8 @@ struct Arguments {
 enum Command {
     Capture(capture::Arguments),
     Cc(cc::Arguments),
-    Conform(conform::Arguments),
+    /// Test a RoCE v2 peer against the specification
+    Conform(products::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
     Doctor(doctor::Arguments),
@@ -68,18 +54,22 @@ enum Command {
     Perf(perf::Arguments),
     /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
-    Nfs(nfs::Arguments),
+    /// Copy files to and from an NFS server over RDMA, or serve a folder
+    Nfs(products::Arguments),
     Nic(nic::Arguments),
-    Nvme(nvme::Arguments),
+    /// Serve disks over RDMA, or read and write those of others (NVMe over Fabrics)
+    Nvme(products::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
-    Lab(lab::Arguments),
+    /// Learn how the transport works: small runs of the engine, with pictures and controls
+    Lab(products::Arguments),
     Show(show::Arguments),
     Sim(sim::Arguments),
     #[cfg(feature = "top")]
     Top(top::Arguments),
     Metrics(metrics::Arguments),
-    Wire(wire::Arguments),
+    /// A cable between two interfaces that loses, doubles, damages, marks, delays or reorders chosen packets
+    Wire(products::Arguments),
     Completions(manual::CompletionsArguments),
     #[command(hide = true)]
     Man(manual::ManArguments),
@@ -87,30 +77,36 @@ enum Command {
 
 fn main() -> ExitCode {
     roxie::stderr_log::install();
-    match Arguments::parse_from(command_line(std::env::args_os())).command {
+    let line = command_line(std::env::args_os());
+    if let Some(command) = products::help_wanted(&line) {
+        return products::start(command, &line[1..]);
+    }
+    match Arguments::parse_from(&line).command {
         Command::Capture(arguments) => capture::run(&arguments),
         Command::Cc(arguments) => cc::run(&arguments),
-        Command::Conform(arguments) => conform::run(&arguments),
+        Command::Conform(_) => products::start("conform", &line[1..]),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Extcap(arguments) => capture::extcap::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
-        Command::Nfs(arguments) => nfs::run(&arguments),
+        Command::Nfs(_) => products::start("nfs", &line[1..]),
         Command::Nic(arguments) => nic::run(&arguments),
-        Command::Nvme(arguments) => nvme::run(&arguments),
+        Command::Nvme(_) => products::start("nvme", &line[1..]),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
-        Command::Lab(arguments) => lab::run(&arguments),
+        Command::Lab(_) => products::start("lab", &line[1..]),
         Command::Show(arguments) => show::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         #[cfg(feature = "top")]
         Command::Top(arguments) => top::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
-        Command::Wire(arguments) => wire::run(&arguments),
-        Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
-        Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
+        Command::Wire(_) => products::start("wire", &line[1..]),
+        Command::Completions(arguments) => {
+            manual::completions(&arguments, products::with_products(Arguments::command()))
+        }
+        Command::Man(arguments) => manual::man(&arguments, products::with_products(Arguments::command())),
     }
 }
 

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};
-
-use crate::failure::Failure;
+use roxie_report::failure::Failure;
 
 /// Print completions for a shell
 #[derive(Debug, Args)]

@@ -10,10 +10,10 @@ use clap::Args;
 use roxie::host::inspect::{PassDurations, Snapshot};
 use roxie::text::Foreign;
 use roxie::threads::lock;
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::http::{self, Reply};
+use roxie_report::output;
 
-use crate::failure::{EXIT_CODES, Failure};
-use crate::http::{self, Reply};
-use crate::output;
 use crate::show::objects::{ProcessFilter, look};
 
 /// Print the counters of all processes for Prometheus, or serve them to it.

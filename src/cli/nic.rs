@@ -10,15 +10,15 @@ use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Uid, User};
 use roxie::descriptors::raise_limit;
 use roxie_daemon::{ClientChange, Config, Daemon, DaemonError, Means, Served, Users};
+use roxie_options::{DeviceOptions, PortKind, THREAD};
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::line_rate::LineRate;
+use roxie_report::output;
+use roxie_report::signals;
 
-use crate::device::{DeviceOptions, PortKind, THREAD};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::line_rate::LineRate;
 use crate::metrics;
-use crate::output;
 use crate::quota::{OfUser, Program};
 use crate::show::objects::ProcessFilter;
-use crate::signals;
 
 /// Interval between two checks that the engine is alive.
 const LOOK: Duration = Duration::from_secs(1);

@@ -6,9 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
-
-use crate::failure::Failure;
-use crate::output;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 /// Timeout of a connection attempt, and of a read during the exchange.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

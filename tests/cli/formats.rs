@@ -7,9 +7,9 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use roxie::netdev::Links;
-use roxie_conform::report::Report;
-use roxie_conform::run::Outcome;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::report::Report;
+use roxie_conform_bench::run::Outcome;
+use roxie_conform_bench::verdict::Verdict;
 use serde_json::Value;
 
 use crate::network::Net;
@@ -53,7 +53,12 @@ impl Formats {
         };
         let now = self.0.into_iter().map(lines).collect();
         let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data")).join(file);
-        kept::compare(&file, &now, true, "src/cli/formats.rs, or FORMAT in src/conform/report/mod.rs");
+        kept::compare(
+            &file,
+            &now,
+            true,
+            "src/report/formats.rs, or FORMAT in src/conform/bench/report/mod.rs",
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use crate::in_time::CommandInTime;
-use crate::run;
+use crate::{products, run};
 
 const COMMANDS: [&str; 13] = [
     "capture", "cc", "decode", "demo", "doctor", "env", "extcap", "nfs", "nvme", "perf", "pingpong", "run",
@@ -28,12 +28,15 @@ fn takes(test: &str, program: &str, arguments: &[&str]) -> bool {
 
 #[test]
 fn completions_cover_every_command() {
+    products::build();
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&format!("completions {shell}")).succeeded().stdout;
         for command in COMMANDS {
             assert!(script.contains(command), "{shell}: {command}");
         }
-        assert!(script.contains("gid-index"), "{shell}: options of commands");
+        for option in ["gid-index", "block-size"] {
+            assert!(script.contains(option), "{shell}: options of commands, of products too");
+        }
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), run("completions bash").stdout).unwrap();
@@ -47,6 +50,7 @@ fn completions_cover_every_command() {
 
 #[test]
 fn every_command_has_a_manual_page() {
+    products::build();
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("man");
     run(&format!("man {}", pages.display())).succeeded();

@@ -5,7 +5,7 @@
 
 use roxie::time::Nanos;
 use roxie::verbs::Mtu;
-use roxie_conform::fuzz::Tries;
+use roxie_conform_bench::fuzz::Tries;
 
 use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Srq, Timed, Way};
 

@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use roxie_conform::report::Report;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::report::Report;
+use roxie_conform_bench::verdict::Verdict;
 use tempfile::TempDir;
 
 use crate::site::in_time::CommandInTime;
@@ -17,7 +17,7 @@ use crate::site::{FAR, Finished, Running, Site, folder, launcher, ports, skip};
 pub(crate) fn agent() -> (TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     let (source, program) = (place.path().join("agent.c"), place.path().join("agent"));
-    fs::write(&source, roxie_conform::agent::SOURCE).unwrap();
+    fs::write(&source, roxie_conform_bench::agent::SOURCE).unwrap();
     let mut compile = Command::new("cc");
     compile
         .args(["-Wall", "-Wextra", "-Werror"])
@@ -77,7 +77,7 @@ fn roxie_keeps_every_rule_over_each_port() {
         let others = report.checks.iter().filter(|outcome| outcome.verdict != Verdict::Keeps);
         let others: Vec<&str> = others.map(|outcome| outcome.name.as_str()).collect();
         assert_eq!(others, [""; 0], "{port}: {}", done.output);
-        assert_eq!(report.checks.len(), roxie_conform::checks::all().len());
+        assert_eq!(report.checks.len(), roxie_conform_bench::checks::all().len());
         assert_eq!(report.device["device"], "roxie0");
         let sends = report.checks.iter().find(|outcome| outcome.name == "rc/valid/send_only").unwrap();
         assert!(sends.ladder.contains("SEND_ONLY") && sends.ladder.contains("ACK"), "{}", sends.ladder);
@@ -171,7 +171,8 @@ fn target_without_an_agent_is_told() {
 
 /// Listens in place of the agent, and answers each line of one client by `answer`; without one, never.
 fn liar(site: &Site, answer: Option<&'static str>) {
-    let listener = site.remote.run(|| TcpListener::bind((FAR, roxie_conform::agent::PORT))).unwrap().unwrap();
+    let listener =
+        site.remote.run(|| TcpListener::bind((FAR, roxie_conform_bench::agent::PORT))).unwrap().unwrap();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -211,14 +212,14 @@ fn list_is_readable_by_programs() {
     let (code, text) = here("list --json");
     let listed: serde_json::Value = serde_json::from_str(&text).unwrap();
     let listed = listed["checks"].as_array().unwrap();
-    assert_eq!((code, listed.len()), (0, roxie_conform::checks::all().len()));
+    assert_eq!((code, listed.len()), (0, roxie_conform_bench::checks::all().len()));
     for key in ["name", "chapter", "clause", "service", "role", "needs"] {
         assert!(listed.iter().all(|check| !check[key].is_null()), "{key}");
     }
     let (code, text) = here("list --short --filter ud/");
     assert!(code == 0 && text.lines().all(|line| line.starts_with("ud/")), "{text}");
     let (_, source) = here("agent");
-    assert_eq!(source.trim_end(), roxie_conform::agent::SOURCE.trim_end());
+    assert_eq!(source.trim_end(), roxie_conform_bench::agent::SOURCE.trim_end());
 }
 
 #[test]

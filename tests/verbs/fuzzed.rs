@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Command;
 
 #[cfg(feature = "planted-bugs")]
-use roxie_conform::fuzz::Sequence;
-use roxie_conform::report::Report;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::fuzz::Sequence;
+use roxie_conform_bench::report::Report;
+use roxie_conform_bench::verdict::Verdict;
 
 use crate::conform::{agent, conform, here, target};
 use crate::site::{FAR, Running, Site, folder, launcher, ports, skip};

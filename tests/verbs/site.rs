@@ -40,7 +40,7 @@ pub(crate) const FI_PORT: u16 = 47592;
 /// TCP port of `qperf`.
 pub(crate) const QPERF_PORT: u16 = 19765;
 
-/// Returns the folder of `roxie` and of the library. Builds them if they are missing or older than their sources.
+/// Returns the folder of `roxie`, of `roxie-conform` and of the library. Builds them if they are missing or older than their sources.
 /// `ROXIE_FOLDER` names a finished folder instead, as `.ci/sanitize` does.
 pub(crate) fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -53,7 +53,8 @@ pub(crate) fn folder() -> &'static Path {
         let mut build = Command::new(env!("CARGO"));
         // Build with the features of these tests' own build: without `--test` they would differ, and everything would compile
         // again.
-        let what = "build --quiet -p uverbs-shim -p roxie -p roxie-cli --lib --bins --test verbs";
+        let what =
+            "build --quiet -p uverbs-shim -p roxie -p roxie-cli -p roxie-conform --lib --bins --test verbs";
         build.args(what.split(' '));
         build.current_dir(root);
         if cfg!(feature = "planted-bugs") {

@@ -1,7 +1,7 @@
 //! Rules of the conformance bench that rdma_rxe breaks.
 
-use roxie_conform::report::Report;
-use roxie_conform::verdict::Verdict;
+use roxie_conform_bench::report::Report;
+use roxie_conform_bench::verdict::Verdict;
 
 /// Checks that rdma_rxe of every kernel breaks.
 const BY_ALL: [&str; 12] = [
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn broken_checks_exist_and_are_described() {
-        let checks = roxie_conform::checks::all();
+        let checks = roxie_conform_bench::checks::all();
         for name in BY_ALL.iter().chain(&BY_6_1_ALONE) {
             assert!(checks.iter().any(|check| check.name == *name), "{name}");
             assert!(PAGE.contains(&format!("`{name}`")), "{name}");

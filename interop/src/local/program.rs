@@ -17,6 +17,9 @@ use crate::end::Ended;
 use crate::error::Error;
 use crate::network::{Namespace, command_line, run};
 
+/// Packages with a program that `roxie` starts for commands of rows.
+const PRODUCTS: [&str; 2] = ["roxie-conform", "roxie-storage"];
+
 /// A running program. Dropping it kills it.
 pub struct Program {
     child: Child,
@@ -149,18 +152,19 @@ pub fn built(words: &[&str], name: &str) -> PathBuf {
 /// # Errors
 /// If it cannot be built.
 pub fn roxie_for_tests() -> Result<PathBuf, Error> {
-    if roxie().is_err() {
+    let is_whole = |roxie: PathBuf| PRODUCTS.iter().all(|product| roxie.with_file_name(product).exists());
+    if !roxie().is_ok_and(is_whole) {
         build_roxie()?;
     }
     roxie()
 }
 
-/// Builds the `roxie` program if cargo runs this one, since cargo has built this one only.
+/// Builds the `roxie` program, and those that it starts for commands of rows, if cargo runs this one, since cargo has built this one only.
 ///
 /// # Errors
 /// If it cannot be built.
 pub fn build_roxie() -> Result<(), Error> {
-    build("roxie-cli")
+    build(&["roxie-cli", PRODUCTS[0], PRODUCTS[1]])
 }
 
 /// Builds the library for unmodified programs if cargo runs this one, and links it beside the `roxie` program. Does
@@ -174,17 +178,18 @@ pub fn build_library() -> Result<(), Error> {
     if named || env::var_os("CARGO").is_none() {
         return Ok(());
     }
-    build("uverbs-shim")?;
+    build(&["uverbs-shim"])?;
     let link = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("uverbs-shim").join("link");
     run(Command::new(link).arg(roxie.parent().unwrap_or(Path::new("."))))?;
     Ok(())
 }
 
-fn build(package: &str) -> Result<(), Error> {
+fn build(packages: &[&str]) -> Result<(), Error> {
     let Some(cargo) = env::var_os("CARGO") else { return Ok(()) };
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
     let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--package", package, "--manifest-path"]).arg(workspace);
+    build.args(["build", "--quiet", "--manifest-path"]).arg(workspace);
+    build.args(packages.iter().flat_map(|package| ["--package", package]));
     if !cfg!(debug_assertions) {
         build.arg("--release");
     }

@@ -11,8 +11,8 @@ use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{PortKind, Row};
 use interop::skip::SkipReason;
-use roxie_conform::agent::PORT;
-use roxie_conform::report::Report;
+use roxie_conform_bench::agent::PORT;
+use roxie_conform_bench::report::Report;
 
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM};
 

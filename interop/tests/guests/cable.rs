@@ -14,7 +14,7 @@ use interop::local::program::{roxie, roxie_for_tests};
 use interop::network::{LINK_MTU, Namespace, run};
 use interop::peer::Peer;
 use interop::rows::Family;
-use roxie_conform::through::SCRIPTS;
+use roxie_conform_bench::through::SCRIPTS;
 use serde_json::Value;
 
 /// perftest's TCP port.

@@ -2,9 +2,9 @@
 //!
 //! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 
-#[path = "../../../tests/nvme/raw.rs"]
+#[path = "../../../src/storage/tests/nvme/raw.rs"]
 mod raw;
-#[path = "../../../tests/nvme/requests.rs"]
+#[path = "../../../src/storage/tests/nvme/requests.rs"]
 mod requests;
 
 use std::fs;

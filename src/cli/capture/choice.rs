@@ -6,9 +6,9 @@ use std::io;
 use nix::unistd::{Uid, User, geteuid};
 use roxie::host::inspect::{AttachError, Look, Snapshot, attach, snapshots, user_of};
 use roxie::netdev::NetNs;
+use roxie_report::failure::Failure;
 
 use super::frames::Frames;
-use crate::failure::Failure;
 
 /// What the command line names.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub(super) fn name_of(device: &Snapshot) -> String {
     format!("{}-{}", device.device, device.pid)
 }
 
-/// Returns the devices of this network namespace whose frames can be captured.
+/// Returns the devices of this network namespace that can be captured.
 pub(super) fn running() -> Result<Vec<Snapshot>, Failure> {
     let mut all = look()?.snapshots;
     all.retain(|device| !is_client(device));

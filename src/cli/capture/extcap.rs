@@ -10,12 +10,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use roxie::host::inspect::Snapshot;
+use roxie_report::failure::Failure;
+use roxie_report::output;
+use roxie_report::signals;
 
 use super::choice::{Wanted, name_of, running};
 use super::session::{Session, Sink};
-use crate::failure::Failure;
-use crate::output;
-use crate::signals;
 
 /// Name of the link in an extcap folder, under which the program is `roxie extcap`.
 pub(crate) const LINK: &str = "roxie-extcap";

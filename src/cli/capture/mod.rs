@@ -13,15 +13,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
+use roxie_report::signals;
 use serde_json::json;
 
 use self::choice::{Chosen, Wanted};
 use self::session::{Ending, Session, Sink};
 use crate::decode::Style;
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
-use crate::signals;
 
 const LONG_ABOUT: &str = "Captures the frames of a program that runs, or of a NIC (`roxie nic`) that runs, from now on. The program needs no \
                           option and is not restarted; when the capture ends, it goes on as before.\n\nWithout -w, each packet is \

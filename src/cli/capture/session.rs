@@ -14,11 +14,11 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signalfd::SignalFd;
 use roxie::host::inspect::Attached;
 use roxie::threads::lock;
+use roxie_report::failure::Failure;
+use roxie_report::signals;
 
 use super::frames::{Counts, Frames};
 use crate::decode::{self, Style};
-use crate::failure::Failure;
-use crate::signals;
 
 /// Maximum time for the rest of a capture after its end was ordered. The program has 2 s, and so has the output.
 const REST: Duration = Duration::from_secs(4);

@@ -8,11 +8,10 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use roxie::congestion::knobs::{Description, TABLE};
 use roxie::congestion::{Dcqcn, Knobs, Preset, Rate};
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Value, json};
-
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 mod replay;
 

@@ -2,10 +2,9 @@
 
 use roxie::congestion::{Control, Dcqcn};
 use roxie::time::Nanos;
+use roxie_report::formats;
 use serde::Serialize;
 use serde_json::{Deserializer, Map, Number, Value};
-
-use crate::formats;
 
 /// One event of the list.
 #[derive(Debug)]

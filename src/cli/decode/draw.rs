@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use roxie::capture::CaptureError;
 use roxie::wire::Qpn;
+use roxie_report::ladder::{self, Connection, Ladder, Style, Unrelated};
+use roxie_report::output;
 
 use super::{Arguments, Failure, Summary, open};
-use crate::ladder::{self, Connection, Ladder, Style, Unrelated};
-use crate::output;
 
 /// Why a command failed, with the file if the failure belongs to one.
 #[derive(Debug, thiserror::Error)]

@@ -5,14 +5,13 @@ use std::io::{self, Write};
 use roxie::capture::{Direction, Record};
 use roxie::wire::display::Mac;
 use roxie::wire::{Aeth, AtomicEth, Drop, Icrc, NetHeader, Packet, Reth, Syndrome, credits, rnr_timer_ns};
+use roxie_report::decoded::layers::Layer;
+use roxie_report::decoded::mad::Mad;
+use roxie_report::decoded::{Decoded, Verdict, udp_checksum_name};
+use roxie_report::decoded::{nfs, nvme};
+use roxie_report::formats;
 use serde::Serialize;
 use serde_json::{Value, json};
-
-use crate::decoded::layers::Layer;
-use crate::decoded::mad::Mad;
-use crate::decoded::{Decoded, Verdict, udp_checksum_name};
-use crate::decoded::{nfs, nvme};
-use crate::formats;
 
 /// A packet's JSON object. Fields without a value are left out.
 #[derive(Serialize)]

@@ -13,10 +13,9 @@ use clap::{ArgGroup, Args};
 use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Reader, link_type};
 use roxie::wire::Qpn;
-
-use crate::decoded::layers::{Found, find};
-use crate::decoded::{Decoded, Protocols};
-use crate::output;
+use roxie_report::decoded::layers::{Found, find};
+use roxie_report::decoded::{Decoded, Protocols};
+use roxie_report::output;
 
 mod draw;
 mod json;
@@ -226,7 +225,7 @@ pub(crate) struct Style {
 /// # Errors
 ///
 /// If the capture is damaged, or standard output cannot be written.
-pub(crate) fn print(source: Box<dyn Read>, style: Style) -> Result<(), crate::failure::Failure> {
+pub(crate) fn print(source: Box<dyn Read>, style: Style) -> Result<(), roxie_report::failure::Failure> {
     let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
     let mut summary = Summary::default();
     let read = decode(style, source, &mut out, true, &mut summary);
@@ -236,8 +235,8 @@ pub(crate) fn print(source: Box<dyn Read>, style: Style) -> Result<(), crate::fa
     }
     match read.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => Ok(()),
-        Err(Failure::Output(error)) => Err(crate::failure::Failure::Output(error)),
-        Err(other) => Err(crate::failure::Failure::Run(other.to_string())),
+        Err(Failure::Output(error)) => Err(roxie_report::failure::Failure::Output(error)),
+        Err(other) => Err(roxie_report::failure::Failure::Run(other.to_string())),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use nix::sys::signalfd::SignalFd;
+use roxie_report::signals;
 
 use super::Failure;
-use crate::signals;
 
 /// Ctrl-C and other fatal signals, checked between rounds, so that everything is removed in order.
 pub(super) struct Interrupt {

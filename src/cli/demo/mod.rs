@@ -29,10 +29,10 @@ use roxie::port::fault::FaultConfig;
 use roxie::shared::PostError;
 use roxie::text::Plain;
 use roxie::verbs::WcStatus;
+use roxie_report::formats;
+use roxie_report::output;
 
 use crate::floor::{Floor, Threads};
-use crate::formats;
-use crate::output;
 use connection::{Connection, SMALL};
 use figures::median;
 use interrupt::Interrupt;

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use roxie::host::Stack;
 use roxie::port::fault::FaultConfig;
+use roxie_report::ladder::{self, Ladder, Seen, Style};
 
 use super::Failure;
 use super::connection::Connection;
 use super::site::Link;
 use super::verify::{self, Verified};
 use crate::floor::Threads;
-use crate::ladder::{self, Ladder, Seen, Style};
 
 /// Packets of the message.
 const PACKETS: usize = 6;

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use roxie::host::Device;
 use roxie::nic::QpEvent;
 use roxie::verbs::{AsyncEvent, EventKind, QpState};
-
-use crate::failure::Failure;
-use crate::output;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 /// Interval between two queries of a device.
 const EVERY: Duration = Duration::from_millis(100);

@@ -5,8 +5,7 @@ use roxie::host::{
     Endpoint, MemoryRegion, ProtectionDomain, QueuePair, SharedReceiveQueue,
 };
 use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, UdAddress};
-
-use crate::failure::Failure;
+use roxie_report::failure::Failure;
 
 /// Q_Key of datagrams, as the example programs of rdma-core have it.
 const QKEY: u32 = 0x1111_1111;

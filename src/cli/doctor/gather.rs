@@ -10,10 +10,10 @@ use roxie::netdev::{Bond, Interface, Vlans, ethtool};
 use roxie::port::group;
 use roxie::port::xdp::program_holders;
 use roxie::wire::ROCE_V2_PORT;
+use roxie_options::interface::{Without, usable_interface};
+use roxie_report::failure::Failure;
 
 use super::facts::{Crc, Facts, Host, Nic, Others, RdmaDevice, Vlan};
-use crate::device::interface::{Without, usable_interface};
-use crate::failure::Failure;
 use crate::run::Library;
 use crate::run::hint::Environment;
 use crate::show::{packet_obstacle, xdp_obstacles};

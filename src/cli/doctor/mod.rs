@@ -9,11 +9,11 @@ mod gather;
 use std::process::ExitCode;
 
 use clap::Args;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 use facts::Facts;
 use findings::{Finding, Severity};
 

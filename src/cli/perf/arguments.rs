@@ -2,11 +2,11 @@
 
 use clap::{Args, ValueEnum};
 use roxie::verbs::QpType;
+use roxie_options::DeviceOptions;
+use roxie_report::failure::EXIT_CODES;
 use serde::{Deserialize, Serialize};
 
 use super::plot;
-use crate::device::DeviceOptions;
-use crate::failure::EXIT_CODES;
 use crate::stream;
 
 /// The operation to measure.

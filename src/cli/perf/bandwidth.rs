@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use roxie::verbs::Wc;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 use super::arguments::Service;
 use super::control::Control;
@@ -10,8 +12,6 @@ use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, SIGNAL_EVERY, Until};
 use super::report::Outcome;
 use super::sampler::Sampler;
-use crate::failure::Failure;
-use crate::output;
 
 /// The start of a timed run does not count, because queues fill: this, or a tenth of the run if that is less.
 const WARM_UP: Duration = Duration::from_millis(200);

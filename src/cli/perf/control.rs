@@ -8,11 +8,11 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
 use roxie::host::Endpoint;
 use roxie::text::Foreign;
 use roxie::verbs::{Gid, Psn, Qpn};
+use roxie_report::failure::Failure;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::plan::{PERF_PROTOCOL, Plan};
-use crate::failure::Failure;
 use crate::stream::Stream;
 
 /// Longest line: the queue pairs of a large plan.

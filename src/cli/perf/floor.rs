@@ -8,16 +8,16 @@ use roxie::port::BURST;
 use roxie::time::Clock;
 use roxie::verbs::{Gid, Mtu};
 use roxie::wire::Template;
+use roxie_options::BarePort;
+use roxie_options::{DeviceOptions, IdleYield};
+use roxie_report::failure::Failure;
 
 use super::arguments::Measure;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
 use super::session::Side;
-use crate::device::BarePort;
 use crate::device::health::PeerWatchdog;
-use crate::device::{DeviceOptions, IdleYield};
-use crate::failure::Failure;
 use crate::floor::frames::{self, Shape, Sink};
 
 /// An echo that takes longer counts as lost.

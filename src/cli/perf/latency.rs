@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use roxie::verbs::Wc;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 use super::arguments::Operation;
 use super::control::{Control, Message, ServerReport, out_of_turn};
@@ -14,8 +16,6 @@ use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
 use crate::device::health::PeerWatchdog;
-use crate::failure::Failure;
-use crate::output;
 
 /// Operations before the first that counts in a timed run, so that caches and branch predictors settle.
 const WARM_UP: u64 = 100;

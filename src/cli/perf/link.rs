@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use roxie::host::{ConnectOptions, Device};
 use roxie::verbs::{Mtu, QpType, SendFlags, SendWr, Wc, WcStatus, WrOpcode};
+use roxie_options::{DeviceOptions, IdleYield};
+use roxie_report::failure::Failure;
 
 use super::arguments::Operation;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
 use crate::device::health::{Health, PeerWatchdog};
-use crate::device::{DeviceOptions, IdleYield, QueuePairs, Shape};
-use crate::failure::Failure;
+use crate::device::{QueuePairs, Shape};
 
 /// Bit of `wr_id` that marks a receive; the other bits are the queue pair's index.
 const RECEIVE: u64 = 1 << 63;

@@ -6,8 +6,9 @@
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
-use crate::device::PortKind;
-use crate::failure::Failure;
+use roxie_options::PortKind;
+use roxie_report::failure::Failure;
+
 use crate::stream::{self, Stream};
 
 mod arguments;

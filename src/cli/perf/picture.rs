@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use roxie_report::chart::{Line, number, top};
+use roxie_report::svg::{Document, Escaped};
+
 use super::plot::Series;
-use crate::chart::{Line, number, top};
-use crate::svg::{Document, Escaped};
 
 /// Layout, in pixels.
 const WIDTH: f64 = 960.0;

@@ -4,10 +4,10 @@ use roxie::host::SelectiveRepeat;
 use roxie::limits::{MAX_CQE, MAX_WR};
 use roxie::protocol::Protocol;
 use roxie::verbs::Mtu;
+use roxie_report::failure::Failure;
 use serde::{Deserialize, Serialize};
 
 use super::arguments::{Arguments, Measure, MeasurementOptions, Operation, Service};
-use crate::failure::Failure;
 
 /// One send in this many is signaled: so many more than the depth may be posted at most.
 pub(super) const SIGNAL_EVERY: u32 = 16;

@@ -7,9 +7,8 @@
 use std::path::PathBuf;
 
 use roxie::congestion::State;
+use roxie_report::chart::{self, Line};
 use serde_json::{Value, json};
-
-use crate::chart::{self, Line};
 
 /// Output format of the samples.
 #[derive(Clone, Debug)]

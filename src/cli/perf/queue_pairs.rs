@@ -1,6 +1,7 @@
 //! Implements a measurement's side with queue pairs.
 
 use roxie::verbs::Mtu;
+use roxie_report::failure::Failure;
 
 use super::arguments::{Measure, Operation};
 use super::control::{Control, End, ServerReport};
@@ -10,7 +11,6 @@ use super::report::Outcome;
 use super::session::Side;
 use super::{bandwidth, latency};
 use crate::device::health::tell_logs;
-use crate::failure::Failure;
 
 impl Side for Link<'_> {
     fn port(&self) -> (String, String) {

@@ -1,6 +1,9 @@
 //! Results, as tables for people and JSON for programs.
 
 use hdrhistogram::Histogram;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Value, json};
 
 use roxie::verbs::Mtu;
@@ -10,9 +13,6 @@ use super::control::ServerReport;
 use super::picture;
 use super::plan::Plan;
 use super::plot::{SampleFormat, Series};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 /// A client's results with one size.
 pub(super) struct Outcome {

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use roxie_report::failure::Failure;
+
 use super::link::Link;
 use super::plot::{Sample, Series};
-use crate::failure::Failure;
 
 /// Initial interval.
 const EVERY: Duration = Duration::from_millis(2);

@@ -17,14 +17,14 @@
 use std::time::Duration;
 
 use roxie::verbs::Mtu;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 
 use super::arguments::MeasurementOptions;
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
 use super::plan::Plan;
 use super::report::{Form, Outcome, Printer};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 /// One end of a measurement: queue pairs, or a bare port.
 pub(super) trait Side: Send {

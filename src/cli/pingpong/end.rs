@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use roxie::host::{CompletionChannel, CompletionQueue, Device, Endpoint};
 use roxie::shared::Armed;
 use roxie::verbs::{Access, QpType, SendWr, Wc, WcStatus};
+use roxie_options::{IdleYield, linger};
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 
 use super::{Kind, Options, STOCK_MTU, exchange};
 use crate::device::health::Health;
-use crate::device::{IdleYield, QueuePairs, Shape, linger};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
+use crate::device::{QueuePairs, Shape};
 use crate::stream::Stream;
 
 /// Bit of a send's `wr_id`, and of what must complete before the next send.

@@ -13,8 +13,8 @@ use std::io;
 
 use roxie::host::Endpoint;
 use roxie::verbs::{Gid, Psn, Qpn};
+use roxie_report::failure::Failure;
 
-use crate::failure::Failure;
 use crate::stream::{PATIENCE, Stream};
 
 /// Bytes of an address message, NUL included.

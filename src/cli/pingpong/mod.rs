@@ -8,10 +8,10 @@ use clap::{Args, Subcommand};
 use roxie::host::Device;
 use roxie::limits::MAX_WR;
 use roxie::verbs::{Mtu, QpType};
+use roxie_options::{DeviceOptions, Opened, PortKind, THREAD};
+use roxie_report::failure::{EXIT_CODES, Failure};
 
 use crate::device::health::tell_logs;
-use crate::device::{DeviceOptions, Opened, PortKind, THREAD};
-use crate::failure::{EXIT_CODES, Failure};
 use crate::stream::{self, Stream as _};
 
 mod end;

@@ -14,9 +14,8 @@ use nix::sys::signal::{SigHandler, SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, daemon, fork};
-
-use crate::failure::Failure;
-use crate::output;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 
 /// Signals that are forwarded to the program.
 const FORWARDED: [Signal; 7] = [

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use roxie_report::failure::Failure;
 
 const NAME: &str = "libibverbs.so.1";
 

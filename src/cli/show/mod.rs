@@ -18,14 +18,13 @@ use roxie::port::packet;
 use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use roxie::wire::RoceVersion;
+use roxie_options::{DeviceOptions, PortKind, first_gid, no_gid};
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Value, json};
 
 use objects::ProcessFilter;
-
-use crate::device::{DeviceOptions, PortKind, first_gid, no_gid};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::formats;
-use crate::output;
 
 /// Print a device's properties, addresses, queue pairs and counters.
 #[derive(Debug, Args)]

@@ -5,12 +5,11 @@ use std::fmt::Display;
 use clap::Args;
 use roxie::host::inspect::{CmIdEntry, MrEntry, QpEntry, Snapshot, snapshots};
 use roxie::text::Foreign;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde::Serialize;
 use serde_json::{Value, json};
-
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 /// Selects processes.
 #[derive(Clone, Debug, Default, Args)]
@@ -103,7 +102,7 @@ fn aligned<'a, const N: usize>(
             *width = (*width).max(cell.chars().count());
         }
     }
-    // Nothing follows the last column, whose cells may be long: those of one row must not widen all others.
+    // Nothing follows the last column, which may have long cells: those of one row must not widen all others.
     widths[N - 1] = 0;
     let line = move |cells: [&str; N]| {
         let padded: Vec<String> =

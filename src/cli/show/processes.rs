@@ -7,12 +7,12 @@ use roxie::port::group::{self, GroupId};
 use roxie::roster::{Identity, Roster};
 use roxie::text::Foreign;
 use roxie::wire::ROCE_V2_PORT;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Value, json};
 
 use super::objects::{ProcessFilter, look, table};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 /// This user's groups.
 struct Groups(Vec<(GroupId, Roster)>);

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::{Map, Value};
 
 use super::EXIT_CODES;
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
 
 /// File in a job's folder that lists what was changed.
 pub(super) const JOB: &str = "job.json";

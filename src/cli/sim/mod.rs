@@ -3,9 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use roxie_report::failure::Failure;
 use roxie_sim::scenario::ScenarioError;
-
-use crate::failure::Failure;
 
 mod collect;
 mod play;
@@ -47,11 +46,10 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-impl From<ScenarioError> for Failure {
-    fn from(error: ScenarioError) -> Failure {
-        match error {
-            ScenarioError::Nic { .. } | ScenarioError::Capture(_) => Failure::Run(error.to_string()),
-            _ => Failure::Usage(error.to_string()),
-        }
+/// Returns the failure of an error: of the run, or of the scenario that was given.
+fn failure(error: ScenarioError) -> Failure {
+    match error {
+        ScenarioError::Nic { .. } | ScenarioError::Capture(_) => Failure::Run(error.to_string()),
+        _ => Failure::Usage(error.to_string()),
     }
 }

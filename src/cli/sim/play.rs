@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use roxie::text::file_in;
 use roxie::time::Nanos;
+use roxie_report::failure::Failure;
+use roxie_report::formats;
+use roxie_report::output;
 use roxie_sim::scenario::{Results, Scenario, Simulation, Time};
 
-use super::{EXIT_CODES, print};
-use crate::failure::Failure;
-use crate::formats;
-use crate::output;
+use super::{EXIT_CODES, failure, print};
 
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_millis(250);
@@ -49,11 +49,11 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut scenario = Scenario::open(&arguments.file)?;
+    let mut scenario = Scenario::open(&arguments.file).map_err(failure)?;
     scenario.seed = arguments.seed.unwrap_or(scenario.seed);
     let mut progress = Progress::new();
     let out = arguments.out.as_deref().map(|folder| Out { folder, parquet: arguments.parquet });
-    let simulation = Simulation::new(&scenario).map_err(|error| error.within(&arguments.file))?;
+    let simulation = Simulation::new(&scenario).map_err(|error| failure(error.within(&arguments.file)))?;
     let results = play(simulation, &scenario, out, |simulation| progress.tell(simulation))?;
     progress.end(results.summary.events);
     if arguments.json {
@@ -81,13 +81,13 @@ pub(super) fn play(
         for link in &scenario.output.capture {
             let path = file_in(folder, link, "pcapng").map_err(|error| Failure::Usage(error.to_string()))?;
             let file = File::create(&path).map_err(|error| unwritten(&path, &error))?;
-            simulation.capture(link, Box::new(BufWriter::new(file)))?;
+            simulation.capture(link, Box::new(BufWriter::new(file))).map_err(failure)?;
         }
     }
     // A step only bounds the interval of progress lines: the simulation itself decides when it is over.
     let step = Nanos((scenario.time.0.0 / 1000).clamp(1, 100_000));
     while !simulation.is_over() {
-        simulation.advance(simulation.now() + step)?;
+        simulation.advance(simulation.now() + step).map_err(failure)?;
         tell(&simulation);
     }
     let results = simulation.results();

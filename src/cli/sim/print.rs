@@ -2,10 +2,9 @@
 
 use std::cmp::Ordering;
 
+use roxie_report::failure::Failure;
+use roxie_report::output;
 use roxie_sim::scenario::{Column, Results, Table};
-
-use crate::failure::Failure;
-use crate::output;
 
 /// Rows of a list.
 const ROWS: usize = 8;

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use clap::Args;
+use roxie_report::failure::Failure;
+use roxie_report::output;
 use roxie_sim::scenario::{Results, Scenario, Simulation};
 use serde_json::{Map, Value};
 
 use super::collect::{JOB, SUMMARY};
-use super::{EXIT_CODES, collect, play};
-use crate::failure::Failure;
-use crate::output;
+use super::{EXIT_CODES, collect, failure, play};
 
 /// File in a job's folder with its whole scenario.
 const SCENARIO: &str = "scenario.toml";
@@ -114,7 +114,7 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Failure> {
     let text = fs::read_to_string(&arguments.file)
         .map_err(|error| Failure::Usage(format!("{}: {error}", arguments.file.display())))?;
     // Parse the file as a scenario first: these errors name lines.
-    let base = Scenario::open(&arguments.file)?;
+    let base = Scenario::open(&arguments.file).map_err(failure)?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| Failure::Usage(error.to_string()))?;
     let mut combinations: Vec<Vec<(String, String)>> = vec![Vec::new()];
     for set in &arguments.set {
@@ -154,8 +154,8 @@ fn job(
         let shown = number.map_or_else(|| Value::from(value.as_str()), Value::from);
         changes.insert(key.clone(), shown);
     }
-    let mut scenario = Scenario::of_table(table)?;
-    scenario.find_nodes(arguments.file.parent().unwrap_or(Path::new("")))?;
+    let mut scenario = Scenario::of_table(table).map_err(failure)?;
+    scenario.find_nodes(arguments.file.parent().unwrap_or(Path::new(""))).map_err(failure)?;
     scenario.seed = seed;
     changes.insert("seed".into(), seed.into());
     let name: Vec<String> = combination.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -199,7 +199,7 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
 
 impl Job {
     fn play(&self, out: play::Out<'_>) -> Result<Results, Failure> {
-        play::play(Simulation::new(&self.scenario)?, &self.scenario, Some(out), |_| ())
+        play::play(Simulation::new(&self.scenario).map_err(failure)?, &self.scenario, Some(out), |_| ())
     }
 
     /// Keeps a folder with this job's results; clears any other.

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use roxie::host::inspect::Snapshot;
+use roxie_report::failure::{EXIT_CODES, Failure};
+use roxie_report::formats;
+use roxie_report::output;
 use serde_json::json;
 
-use crate::failure::{EXIT_CODES, Failure};
-use crate::formats;
-use crate::output;
 use crate::show::objects::{ProcessFilter, look};
 use draw::Screen;
 use rates::{Rates, Row, short};

@@ -10,6 +10,7 @@ use std::process::Command;
 use crate::docs::page::Page;
 use crate::docs::{read, root};
 use crate::in_time::CommandInTime;
+use crate::products;
 
 /// Foreign programs that pages name. Their arguments are not checked.
 const OTHERS: [&str; 13] = [
@@ -120,6 +121,7 @@ fn roxie(words: &[&str]) -> Result<(), String> {
     if let Some(first) = own.first_mut().filter(|first| **first == "run") {
         *first = "env";
     }
+    products::build();
     let help = Command::new(env!("CARGO_BIN_EXE_roxie")).args(own).arg("--help").output_in_time();
     let help = help.map_err(|e| format!("roxie: {e}"))?;
     if help.status.success() {
@@ -146,10 +148,12 @@ fn values<'a>(words: &[&'a str], options: &[&str]) -> Vec<&'a str> {
 fn packages(words: &[&str]) -> Result<(), String> {
     let own = &words[..words.iter().position(|word| *word == "--").unwrap_or(words.len())];
     for package in values(own, &["-p", "--package"]) {
-        let crate_of_src = package.strip_prefix("roxie-").map(|name| format!("src/{name}/Cargo.toml"));
-        let manifest = if package == "roxie" { "Cargo.toml".into() } else { format!("{package}/Cargo.toml") };
-        let exists = [crate_of_src.unwrap_or(manifest), format!("tests/{package}/Cargo.toml")];
-        if !exists.iter().any(|path| root().join(path).exists()) {
+        let folders = match package.strip_prefix("roxie-") {
+            Some(name) => [format!("src/{}/", name.replace('-', "/")), format!("src/storage/{name}/")],
+            None if package == "roxie" => [String::new(), String::new()],
+            None => [format!("{package}/"), format!("tests/{package}/")],
+        };
+        if !folders.iter().any(|folder| root().join(format!("{folder}Cargo.toml")).exists()) {
             return Err(format!("there is no package `{package}`"));
         }
     }
@@ -165,9 +169,10 @@ fn packages(words: &[&str]) -> Result<(), String> {
 
 /// Returns the functions of a test program with the paths of their modules. `None`: there is no such program.
 fn functions(package: &str, test: &str) -> Option<Vec<String>> {
-    // The tests of the crates in `src` are at the root.
-    let folder =
-        if package.starts_with("roxie") { root() } else { root().join(package) }.join("tests").join(test);
+    // The tests of the crates in `src` are at the root, those of products in the folder of the product.
+    let folders = if package.starts_with("roxie") { ["", "src/storage", "src/lab"] } else { [package; 3] };
+    let tests = folders.map(|folder| root().join(folder).join("tests").join(test));
+    let folder = tests.into_iter().find(|folder| folder.exists())?;
     let mut all = Vec::new();
     walk(&folder, "", &mut all).ok()?;
     Some(all)

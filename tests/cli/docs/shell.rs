@@ -91,6 +91,7 @@ fn shown(page: &Page, line: usize) -> Option<&Block> {
 }
 
 fn output(text: &str, folder: &Path) -> Result<String, String> {
+    crate::products::build();
     let program = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().expect("a folder");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(program.to_owned()).chain(std::env::split_paths(&path)));

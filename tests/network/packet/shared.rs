@@ -124,7 +124,7 @@ fn members_receive_packets_of_their_units() {
     each(&mut ports, &[1, 2]);
     ports.push(member(&wire.b, "right"));
     each(&mut ports, &[1, 2, 0]);
-    // Frames of a unit that nobody has.
+    // Frames of a unit that no process has.
     send(&mut sender, &[to_unit(true, 77, 200, 1)]);
     nothing_else(&mut ports);
 }

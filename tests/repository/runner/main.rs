@@ -20,7 +20,7 @@ use job::{Job, Outcome};
 use seconds::Seconds;
 
 /// Programs that begin first, because they take longest.
-const LONGEST: [&str; 4] = ["verbs", "cli", "guests", "interop"];
+const LONGEST: [&str; 5] = ["verbs", "cli", "labs", "guests", "interop"];
 
 /// Programs that run in virtual time or compute, so that no deadline of real time passes while another program has the processors.
 const COMPUTE: [&str; 10] = [
@@ -29,8 +29,8 @@ const COMPUTE: [&str; 10] = [
     "fuzz",
     "handoff",
     "repository",
-    "lib-roxie_conform",
-    "lib-roxie_lab",
+    "lib-roxie_conform_bench",
+    "lib-roxie_lab_theory",
     "lib-roxie_nic",
     "lib-roxie_sim",
     "lib-roxie_wire",

@@ -324,7 +324,7 @@ fn qp_completes_while_another_lacks_room() {
     stage.host.post_recv(&second, 2, &[client.sge(64, 64)]).expect("room");
     stage.put_for(&second, Opcode::RC_SEND_ONLY, Ext::None, &[5; 12]);
     assert_eq!(stage.answers(), []);
-    // A frame that nobody takes fills the port.
+    // A frame that no receiver takes fills the port.
     stage.post(WrOpcode::Send, 4);
     stage.host.worker.poll(stage.now);
     client.copy();

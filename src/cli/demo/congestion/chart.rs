@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use roxie_report::svg::{Document, Escaped};
+use roxie_report::words::folded;
+
 use super::report::Report;
 use super::trace::Run;
-use crate::svg::{Document, Escaped};
-use crate::words::folded;
 
 /// Layout, in pixels.
 const WIDTH: f64 = 1140.0;

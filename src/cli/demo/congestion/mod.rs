@@ -15,11 +15,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use roxie::congestion::Settings;
+use roxie_report::formats;
+use roxie_report::output;
 
 use super::site::Kind;
 use super::{Console, Failure, Interrupt};
-use crate::formats;
-use crate::output;
 use report::Report;
 use scenario::Scenario;
 

@@ -1,0 +1,4 @@
+//! The commands of the program.
+
+pub(crate) mod conform;
+pub(crate) mod wire;

@@ -1,0 +1,40 @@
+//! `roxie-conform`: a conformance bench, and a wire between two interfaces. `roxie conform` and `roxie wire` start this program.
+
+#![deny(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use roxie_report::described;
+
+mod commands;
+
+use commands::{conform, wire};
+
+#[global_allocator]
+static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
+
+/// A conformance bench and a wire for RoCE v2 peers: the commands `conform` and `wire` of roxie
+#[derive(Debug, Parser)]
+#[command(name = "roxie-conform", bin_name = "roxie", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Conform(conform::Arguments),
+    Wire(wire::Arguments),
+    #[command(name = described::COMMAND, hide = true)]
+    Describe,
+}
+
+fn main() -> ExitCode {
+    roxie::stderr_log::install();
+    match Arguments::parse().command {
+        Command::Conform(arguments) => conform::run(&arguments),
+        Command::Wire(arguments) => wire::run(&arguments),
+        Command::Describe => described::print(&Arguments::command()),
+    }
+}

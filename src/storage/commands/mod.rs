@@ -1,0 +1,4 @@
+//! The commands of the program.
+
+pub(crate) mod nfs;
+pub(crate) mod nvme;
