@@ -326,7 +326,7 @@ impl Workers {
             let (worker, (engine, _)) = (same[0].place() >> QP_BITS, self.at(same[0]));
             let local = same.iter().map(|qp| self.at(*qp).1).collect();
             let mut read = engine.inspect(move |worker| statuses(worker.nic(), local));
-            read.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker as u32, qp.handle.index));
+            read.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker, qp.handle.index));
             read
         };
         qps.chunk_by(|a, b| a.place() >> QP_BITS == b.place() >> QP_BITS).flat_map(of_worker).collect()

@@ -249,16 +249,11 @@ pub(super) fn names(text: &str) -> Vec<Name> {
                 let open = at + until(&tokens[at..], &["{", ";"]);
                 if token(open) == "{" {
                     let close = open + 1 + until(&tokens[open + 1..], &[]);
-                    for field in open + 1..close {
+                    for (field, (name, line)) in tokens.iter().enumerate().take(close).skip(open + 1) {
                         let before = token(field - 1);
                         let begins = ["{", ",", "]", ")", "pub"].contains(&before);
-                        if begins
-                            && is_name(token(field))
-                            && token(field + 1) == ":"
-                            && token(field + 2) != ":"
-                        {
-                            let (name, line) = tokens[field].clone();
-                            names.push(Name { kind: NameKind::Field, line, name });
+                        if begins && is_name(name) && token(field + 1) == ":" && token(field + 2) != ":" {
+                            names.push(Name { kind: NameKind::Field, line: *line, name: name.clone() });
                         }
                     }
                 }
