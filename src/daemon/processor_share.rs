@@ -4,7 +4,7 @@
 //! a client may send as many as it likes. Their part in the worker's passes is not charged; it is smaller than that of encoding the answer. Wakes
 //! and copies follow packets, of which each user has a share, and take some microseconds, but a wake of thousands of threads and a copy to a huge
 //! page that has to be zeroed take longer: their time beyond a free share is charged, apart from that of requests, so that a start of many
-//! programs delays no data. A user who has taken [`BURST`] pays by pauses of these threads, and so has one [`PART`]th of a processor.
+//! programs delays no data. After [`BURST`], these threads pause, so that a user has one [`PART`]th of a processor.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

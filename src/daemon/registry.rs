@@ -184,7 +184,7 @@ impl Registry {
     /// Returns what all clients of a user take of the processors.
     pub(super) fn shares_of(&self, uid: u32) -> Arc<UserShares> {
         let mut shares = lock(&self.shares);
-        // A user whose last client has left has the same debt when he comes back.
+        // Debts outlive the user's last client.
         shares.retain(|_, shares| Arc::strong_count(shares) > 1 || shares.has_debt());
         Arc::clone(shares.entry(self.payers.known(uid)).or_default())
     }

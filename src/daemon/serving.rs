@@ -30,7 +30,7 @@ pub(super) fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     let Some((client, mut session)) = admitted else { return };
     let notifies = notify::start(nic, &client);
     let shares = nic.upgrade().map(|inner| inner.registry.shares_of(client.uid));
-    // The NIC's own user and root are not limited.
+    // Root and the NIC's own user are not limited.
     let is_host = nic.upgrade().is_some_and(|inner| inner.registry.class_of(client.uid) == UserClass::Host);
     let share = shares.as_ref().map(|shares| &shares.requests).filter(|_| !is_host);
     let mut charged = Duration::ZERO;

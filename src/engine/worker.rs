@@ -18,7 +18,7 @@ use super::stall::Stall;
 use roxie_base::time::Nanos;
 use roxie_nic::nic::{self, Answer, Command, Gathered, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
-use roxie_nic::verbs::{AddressVector, AsyncEvent, EventKind, QpIndex};
+use roxie_nic::verbs::{AsyncEvent, EventKind, QpIndex};
 use roxie_port::pcap::{Background, Recorder};
 use roxie_port::{BURST, Carries, Port, PortInfo, Received, TxId};
 
@@ -371,11 +371,6 @@ impl Worker {
         if let Err(error) = self.port.tx_flush(now) {
             self.link_error.get_or_insert_with(|| error.to_string());
         }
-    }
-
-    /// Sets the MAC address of the next hop of some paths. Returns the number of QPs and address handles that change.
-    pub fn set_next_hop(&mut self, goes_there: impl Fn(&AddressVector) -> bool, mac: [u8; 6]) -> u32 {
-        self.nic.set_next_hop(goes_there, mac)
     }
 
     /// Notifies all waiting threads that the engine is dead.

@@ -5,12 +5,17 @@ use std::io;
 
 use super::worker::{Live, Worker, longest_frame};
 use roxie_base::time::Nanos;
-use roxie_nic::verbs::Mtu;
+use roxie_nic::verbs::{AddressVector, Mtu};
 use roxie_port::pcap::{Background, PcapPort};
 use roxie_port::unclaimed::UnclaimedPort;
 use roxie_port::{LinkChange, Port};
 
 impl Worker {
+    /// Sets the MAC address of the next hop of some paths. Returns the number of QPs and address handles that change.
+    pub fn set_next_hop(&mut self, goes_there: impl Fn(&AddressVector) -> bool, mac: [u8; 6]) -> u32 {
+        self.nic.set_next_hop(goes_there, mac)
+    }
+
     /// Follows a change of the link. QPs with packets that no longer fit enter the error state; returns their number.
     ///
     /// # Errors

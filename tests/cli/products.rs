@@ -62,14 +62,14 @@ fn missing_program_is_named_with_its_build() {
 
 #[test]
 fn program_beside_roxie_precedes_the_path() {
-    let (beside, path) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (own, path) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     symlink("/bin/echo", path.path().join("roxie-storage")).unwrap();
-    let run = |arguments: &str| run_in(beside.path(), path.path(), arguments);
+    let run = |arguments: &str| run_in(own.path(), path.path(), arguments);
     // The program parses its arguments by itself.
     let arguments = "nvme list --no-such -- --help";
     assert_eq!(run(arguments).succeeded().stdout, format!("{arguments}\n"));
     assert_eq!(run("help nfs get").succeeded().stdout, "help nfs get\n");
-    symlink("/bin/false", beside.path().join("roxie-storage")).unwrap();
+    symlink("/bin/false", own.path().join("roxie-storage")).unwrap();
     assert_eq!(run("nvme list").failed(1, &[]).stdout, "");
 }
 

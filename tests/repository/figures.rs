@@ -332,12 +332,16 @@ fn wrong_figures_and_markers_are_refused() {
     let line = "2026-11-30,0123abc,make versus,t,row,TCP,us,4.0,3.0,5.0";
     let other = "2026-11-30,0123abc,make versus,t,row,UDP,us,8.0,,";
     let figures = parse(&format!("# A machine.\n{FIELDS}\n{line}\n{other}\n")).expect("two figures");
-    let asked = |marker: &str| request(marker).and_then(|request| table(&figures, &request));
+    let requested = |marker: &str| request(marker).and_then(|request| table(&figures, &request));
     assert_eq!(
-        asked("m; t; against TCP"),
+        requested("m; t; against TCP"),
         Ok("| | TCP | UDP / TCP |\n| --- | --- | --- |\n| row, us | 4.0 (3.0-5.0) | 0.50 |\n".to_owned())
     );
-    assert!(asked("m").is_err() && asked("m; t; against RDMA").is_err() && asked("m; t; sorted").is_err());
+    assert!(
+        requested("m").is_err()
+            && requested("m; t; against RDMA").is_err()
+            && requested("m; t; sorted").is_err()
+    );
     for wrong in ["2026-11-30,0123abc,make versus,t,row,TCP,us,4.0,3.0", ",0123abc,c,t,row,TCP,us,4.0,,"] {
         assert!(parse(&format!("{FIELDS}\n{wrong}\n")).is_err(), "{wrong}");
     }

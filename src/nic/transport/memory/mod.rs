@@ -19,18 +19,20 @@
 //! [`window`] and [`fast`] implement these transitions.
 
 mod fast;
+mod status;
 mod window;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use super::permutation::QuickPermutation;
 use super::planted::PlantedBug;
 use crate::verbs::{Access, MrIndex, MwIndex, PdId, QpIndex, name, next_generation, place_of};
 use fast::Translation;
+pub(crate) use status::MemoryName;
+pub use status::RegionStatus;
 
 /// A place in a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,38 +92,12 @@ pub struct RegionSpec {
     pub may_fault: bool,
 }
 
-/// Status of a region or a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionStatus {
-    /// `region`, `fast`, `window1` or `window2`.
-    pub kind: &'static str,
-    /// Key: lkey and rkey are one number. 0 if nothing is granted.
-    pub key: u32,
-    /// Protection domain.
-    pub pd: PdId,
-    /// Address of the first byte. 0 if nothing is granted.
-    pub start: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Granted access rights.
-    pub access: Access,
-}
-
-/// The name of a region or a window: one table has both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryName {
-    /// A region.
-    Region(MrIndex),
-    /// A window.
-    Window(MwIndex),
-}
-
 /// Right bit for local use: the key is valid in this host's work requests.
 const LOCAL_USE: u32 = 1 << 31;
 /// No particular QP.
 const ANY_QP: u32 = u32::MAX;
 
-/// KeyKind of an entry, with the state of this kind.
+/// Kind of an entry, with the state of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeyKind {
     Region { windows: u32 },
@@ -229,39 +205,6 @@ impl MemoryTable {
     /// Returns the protection domain of every entry.
     pub fn domains(&self) -> impl Iterator<Item = PdId> {
         self.entries.iter().flatten().map(|entry| entry.pd)
-    }
-
-    /// Returns the number of slots.
-    pub fn places(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Returns the names of the regions and windows at `places`.
-    pub fn names(&self, places: Range<usize>) -> impl Iterator<Item = MemoryName> + '_ {
-        let places = places.start..places.end.min(self.entries.len());
-        places.filter_map(|index| {
-            let name = self.name_at(index as u16);
-            Some(match self.entries[index].as_ref()?.kind {
-                KeyKind::Region { .. } | KeyKind::Fast { .. } => MemoryName::Region(MrIndex(name)),
-                KeyKind::Window1(_) | KeyKind::Window2 { .. } => MemoryName::Window(MwIndex(name)),
-            })
-        })
-    }
-
-    /// Returns the status of a region or window. `None`: there is none of this name.
-    pub fn status(&self, name: MemoryName) -> Option<RegionStatus> {
-        let (MemoryName::Region(MrIndex(number)) | MemoryName::Window(MwIndex(number))) = name;
-        let entry = self.named(number)?;
-        let kind = match entry.kind {
-            KeyKind::Region { .. } => "region",
-            KeyKind::Fast { .. } => "fast",
-            KeyKind::Window1(_) => "window1",
-            KeyKind::Window2 { .. } => "window2",
-        };
-        let (key, start, length) =
-            if entry.grants == 0 { (0, 0, 0) } else { (entry.key, entry.start, entry.length) };
-        let access = Access::from_bits_truncate(entry.grants);
-        Some(RegionStatus { kind, key, pd: entry.pd, start, length, access })
     }
 
     /// Returns the number of regions and windows.
