@@ -9,6 +9,7 @@ mod cancelled;
 mod classes;
 mod commands;
 mod conform;
+mod discovery;
 mod ends;
 mod fuzzed;
 mod gloo;

@@ -29,6 +29,11 @@ const GIDS: usize = 32;
 /// interface has no speed.
 const UNREADABLE: &str = "/sys/class/net/lo/speed";
 
+/// The list of the processors that are on.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// Processors that a kernel supports at most (`NR_CPUS` of x86-64).
+const MOST_CPUS: usize = 8192;
+
 /// A folder below `/sys/class`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Class {
@@ -181,6 +186,14 @@ impl View {
                 {
                     put(format!("{folder}/device/{name}"), Entry::Line(line.to_owned()));
                 }
+                // A kernel shows a device without a NUMA node as near to all processors.
+                if let Ok(online) = fs::read_to_string(ONLINE)
+                    && let Some(mask) = cpu_mask(online.trim_end())
+                {
+                    let list = online.trim_end().to_owned();
+                    put(format!("{folder}/device/local_cpus"), Entry::Line(mask));
+                    put(format!("{folder}/device/local_cpulist"), Entry::Line(list));
+                }
                 let net = PathBuf::from(format!("/sys/class/net/{name}"));
                 put(format!("{folder}/device/net/{name}"), Entry::Link(net));
             }
@@ -258,6 +271,27 @@ fn rate(mbps: Option<u32>) -> &'static str {
         Some(..=149_999) => "100 Gb/sec (4X EDR)",
         Some(_) => "200 Gb/sec (4X HDR)",
     }
+}
+
+/// Converts a list of processors, such as `0-3,8`, to a mask as sysfs writes it: words of 32 bits in hex, the highest first. Returns
+/// `None` if the text is not such a list.
+fn cpu_mask(list: &str) -> Option<String> {
+    let mut words = vec![0u32];
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        if first > last || last >= MOST_CPUS {
+            return None;
+        }
+        words.resize(words.len().max(last / 32 + 1), 0);
+        for cpu in first..=last {
+            words[cpu / 32] |= 1 << (cpu % 32);
+        }
+    }
+    let mut written: Vec<_> = words.iter().rev().map(|word| format!("{word:08x}")).collect();
+    // A kernel pads the highest word to the number of possible processors, and readers accept it without zeros.
+    written[0] = format!("{:x}", words[words.len() - 1]);
+    Some(written.join(","))
 }
 
 /// Formats a GID as sysfs does: eight groups of four hex digits.
@@ -359,6 +393,15 @@ mod tests {
     }
 
     #[test]
+    fn processors_are_a_mask_of_words() {
+        let masks = ["0", "0-1", "0-3,8", "0-31", "0-32,63", "64"].map(|list| cpu_mask(list).unwrap());
+        assert_eq!(masks, ["1", "3", "10f", "ffffffff", "80000001,ffffffff", "1,00000000,00000000"]);
+        for wrong in ["", "a", "1-", "3-1", "0-8192", "0,,1"] {
+            assert_eq!(cpu_mask(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn files_describe_the_interface() {
         let interface = interface();
         let folder = tempfile::tempdir().unwrap();
@@ -380,6 +423,8 @@ mod tests {
             assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{path}: {error}");
         }
         assert!(fs::symlink_metadata(folder.path().join("infiniband/mlx5_0/device/net/eth9")).is_ok());
+        assert_eq!(read("infiniband/mlx5_0/device/local_cpulist"), fs::read_to_string(ONLINE).unwrap());
+        assert_eq!(read("infiniband/mlx5_0/device/numa_node"), "-1\n");
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "mlx5_0\n");
         assert_eq!(read("misc/rdma_cm/abi_version"), "4\n");
     }
