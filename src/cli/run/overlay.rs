@@ -5,7 +5,6 @@
 //!
 //! If a part cannot be set up, the program runs without it, and a note says so ([`NoView`]). A process cannot leave a user
 //! namespace, so a forked process tries first whether everything works in one.
-//! everything works in one is tried in a process of its own first.
 
 use std::ffi::OsString;
 use std::fmt;
