@@ -122,7 +122,7 @@ pub struct Engine {
     /// Time of the last step of a [`Drive::Stepped`] engine; `None`: the engine has a clock.
     stepped_at: Option<AtomicU64>,
     limits: Limits,
-    /// The port's properties, and the largest path MTU: read without the worker.
+    /// The port's properties, and the largest path MTU: read without the worker. Whatever changes them renews this copy.
     facts: Mutex<(PortInfo, Mtu)>,
 }
 
@@ -357,12 +357,15 @@ impl Engine {
             *unattached = unattached.take().and_then(|recorder| worker.attach_capture(now, recorder));
         };
         self.adjust(attach);
+        self.read_facts();
         lock(&unattached).take()
     }
 
     /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.
     pub fn detach_capture(&self) -> Option<Recorder<Background>> {
-        self.adjust(Worker::detach_capture).flatten()
+        let recorder = self.adjust(Worker::detach_capture).flatten();
+        self.read_facts();
+        recorder
     }
 
     /// Passes future events to `sink`. The thread that runs the worker calls it: it must be short and must not use the device.
