@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -67,7 +68,13 @@ fn program_of(command: &str) -> &'static str {
 fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = beside().into_iter().chain(env::split_paths(&path));
-    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
+    // An empty entry of `PATH` is the current folder, from which no program is started.
+    let folders = folders.filter(|folder| !folder.as_os_str().is_empty());
+    folders.map(|folder| folder.join(name)).find(|path| is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
 /// Returns the folder of this program. `None` without /proc.

@@ -26,8 +26,8 @@ const QP_BITS: u32 = 12;
 /// Maximum number of workers: a QP's index has 16 bits.
 pub const MAX_WORKERS: usize = 16;
 
-/// Slots of a worker's tables that are read between two passes.
-const PIECE: u32 = 1024;
+/// Slots of a worker's tables that are read between two passes: few hold an object, and each piece is a round trip to a thread.
+const PIECE: u32 = 8192;
 
 /// The workers of a device. There is at least one.
 #[derive(Debug)]

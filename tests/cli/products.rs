@@ -1,7 +1,7 @@
 //! Commands of products: `roxie` starts a program of their own for them.
 
-use std::fs::create_dir;
-use std::os::unix::fs::symlink;
+use std::fs::{Permissions, create_dir, set_permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Once;
@@ -77,9 +77,12 @@ fn program_beside_roxie_precedes_the_path() {
 fn program_that_cannot_start_is_named() {
     let folder = tempfile::tempdir().unwrap();
     create_dir(folder.path().join("other")).unwrap();
-    std::fs::write(folder.path().join("roxie-storage"), "").unwrap();
-    run_in(folder.path(), &folder.path().join("other"), "nfs ls /")
-        .failed(1, &["cannot start", "roxie-storage"]);
+    let program = folder.path().join("roxie-storage");
+    std::fs::write(&program, "#!/no-such-interpreter\n").unwrap();
+    let run = || run_in(folder.path(), &folder.path().join("other"), "nfs ls /");
+    run().failed(1, &["neither in", "make products"]);
+    set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    run().failed(1, &["cannot start", "roxie-storage"]);
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub fn roxie() -> Result<PathBuf, Error> {
     match path.exists() {
         true => Ok(path),
         false => {
-            Err(Error::Local(format!("{} is missing: `cargo build --bin roxie` makes it", path.display())))
+            Err(Error::Local(format!("{} is missing: `cargo build -p roxie-cli` makes it", path.display())))
         }
     }
 }

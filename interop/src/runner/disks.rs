@@ -112,7 +112,8 @@ fn with_disk(media: Media, target: &mut Peer, host: &mut Peer) -> Result<Vec<f64
     match job {
         None => drop(run(target, "roxie-nvme", "stop")?),
         Some(job) => {
-            run(target, "killall", "-TERM roxie")?;
+            // `roxie nvme` becomes this program.
+            run(target, "killall", "-TERM roxie-storage")?;
             target.wait(job, ENDS_WITHIN)?;
             run(target, "rdma", "link add rxe0 type rxe netdev eth0")?;
         }

@@ -188,7 +188,8 @@ fn end(
     }
     let port = PromiscuousPort::open(name).map_err(|error| match error {
         PacketError::NotPermitted => Failure::Device(
-            "a wire takes CAP_NET_RAW: run as root, or `setcap cap_net_raw+ep` the program".into(),
+            "a wire takes CAP_NET_RAW: run as root, or `setcap cap_net_raw+ep` the program roxie-conform"
+                .into(),
         ),
         other => Failure::Device(other.to_string()),
     })?;
