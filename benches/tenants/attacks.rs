@@ -82,19 +82,14 @@ fn honest(site: &Site, place: &Path, tenant: &str) -> (f64, f64) {
     number(0).zip(number(6)).unwrap_or_else(|| panic!("{ended:?}"))
 }
 
-/// Returns the user of an attack.
-fn user_of(attack: &str) -> u32 {
-    FIRST_USER + (0..).zip(ATTACKS).find(|(_, (name, _))| *name == attack).map_or(0, |(number, _)| number)
-}
-
-/// The users of all attacks.
+/// The users of all attacks, in their order.
 pub(super) fn users() -> impl Iterator<Item = u32> {
-    ATTACKS.iter().map(|(name, _)| user_of(name))
+    (FIRST_USER..).take(ATTACKS.len())
 }
 
-/// Starts an attack that lasts for a window.
-fn attack(name: &str, site: &Site, place: &Path, tenant: &str, group: &HalfProcessor) -> Running {
-    let (seconds, uid) = (WINDOW + 2 * BEGIN.as_secs(), user_of(name));
+/// Starts a user's attack that lasts for a window.
+fn attack(name: &str, uid: u32, site: &Site, place: &Path, tenant: &str, group: &HalfProcessor) -> Running {
+    let seconds = WINDOW + 2 * BEGIN.as_secs();
     let mut command = match name.strip_prefix("late") {
         Some(ms) => {
             let mut command = Command::new(place.join("roxie"));
@@ -117,8 +112,11 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
     fs::copy(&program, place.join("tenant")).expect("a copy");
     let tenant = place.join("tenant").display().to_string();
     let group = HalfProcessor::new().expect("a control group of half a processor");
-    let chosen: Vec<_> =
-        ATTACKS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)).collect();
+    let chosen: Vec<_> = ATTACKS
+        .iter()
+        .zip(users())
+        .filter(|((name, _), _)| names.is_empty() || names.contains(name))
+        .collect();
     let mut rows: Vec<_> = chosen.iter().map(|_| Vec::new()).collect();
     let until = Instant::now() + Duration::from_secs(60 * minutes);
     let median = |mut values: Vec<f64>| {
@@ -126,9 +124,9 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
         values[values.len() / 2]
     };
     while rows.iter().any(Vec::is_empty) || Instant::now() < until {
-        for ((name, what), row) in chosen.iter().zip(&mut rows) {
+        for (((name, what), uid), row) in chosen.iter().zip(&mut rows) {
             let alone = honest(site, place, &tenant);
-            let hostile = attack(name, site, place, &tenant, &group);
+            let hostile = attack(name, *uid, site, place, &tenant, &group);
             std::thread::sleep(BEGIN);
             let under_attack = honest(site, place, &tenant);
             let output = hostile.finish().output;
@@ -146,7 +144,7 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
         "\n| beside | of the rate, median | lowest | longest pause, ms | alone, ms |\n| --- | --- | --- | --- | --- |"
     );
     let mut holds = true;
-    for ((_, what), row) in chosen.iter().zip(&rows) {
+    for (((_, what), _), row) in chosen.iter().zip(&rows) {
         let (part, lowest) = (
             median(row.iter().map(|one| one.0).collect()),
             row.iter().map(|one| one.0).fold(f64::INFINITY, f64::min),
