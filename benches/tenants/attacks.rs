@@ -2,7 +2,7 @@
 //!
 //! The honest client writes 8 bytes again and again, through the same NIC, and with the attacker's processes in a control group of half a processor,
 //! so that the scheduler is not what is measured. Windows with and without the attacker alternate. Two users share the NIC: an honest client keeps
-//! half of its rate, and waits for none of its WRITEs longer than [`PAUSE`].
+//! half of its rate, and waits for none of its WRITEs longer than [`PAUSE`], or than without an attacker or beside [`CONTROL`].
 
 use std::fs;
 use std::io;
@@ -15,13 +15,16 @@ use super::site::{Running, Site, compiled};
 use super::{HONEST, as_user, own};
 
 /// The attacks, and what each does.
-pub(super) const ATTACKS: [(&str, &str); 5] = [
+pub(super) const ATTACKS: [(&str, &str); 6] = [
     ("late450", "pages that come 450 ms late"),
     ("late20", "pages that come 20 ms late"),
     ("huge", "huge pages that go again and again"),
+    (CONTROL, "huge pages that its own process writes, without the NIC"),
     ("waiters", "18,000 waits for one eventfd"),
     ("snapshots", "six clients that ask for snapshots of 8,000 QPs"),
 ];
+/// What is no attack: the same load by a process that does not use the NIC. Its pauses are the machine's.
+const CONTROL: &str = "own";
 /// User of the first attack. Each has one of its own: the NIC refuses a user whose memory was late for a while, and his next attack with it.
 const FIRST_USER: u32 = 2010;
 /// Duration of a window in seconds, and of the attack around it.
@@ -143,16 +146,20 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
     println!(
         "\n| beside | of the rate, median | lowest | longest pause, ms | alone, ms |\n| --- | --- | --- | --- | --- |"
     );
+    let longest =
+        |row: &[(f64, f64, f64)], of: fn(&(f64, f64, f64)) -> f64| row.iter().map(of).fold(0.0, f64::max);
+    let of_the_machine = chosen.iter().zip(&rows).map(|(((name, _), _), row)| {
+        let beside = if *name == CONTROL { longest(row, |one| one.1) } else { 0.0 };
+        longest(row, |one| one.2).max(beside)
+    });
+    let pause = of_the_machine.fold(PAUSE, f64::max);
     let mut holds = true;
-    for (((_, what), _), row) in chosen.iter().zip(&rows) {
-        let (part, lowest) = (
-            median(row.iter().map(|one| one.0).collect()),
-            row.iter().map(|one| one.0).fold(f64::INFINITY, f64::min),
-        );
-        let longest = |of: fn(&(f64, f64, f64)) -> f64| row.iter().map(of).fold(0.0, f64::max);
-        let (under_attack, alone) = (longest(|one| one.1), longest(|one| one.2));
+    for (((name, what), _), row) in chosen.iter().zip(&rows) {
+        let part = median(row.iter().map(|one| one.0).collect());
+        let lowest = row.iter().map(|one| one.0).fold(f64::INFINITY, f64::min);
+        let (under_attack, alone) = (longest(row, |one| one.1), longest(row, |one| one.2));
         println!("| {what} | {part:.2} | {lowest:.2} | {under_attack:.1} | {alone:.1} |");
-        holds &= part >= PART && under_attack <= PAUSE.max(alone);
+        holds &= *name == CONTROL || (part >= PART && under_attack <= pause);
     }
     holds
 }

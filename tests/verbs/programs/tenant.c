@@ -3,6 +3,7 @@
  *   tenant honest SECONDS         WRITEs of 8 bytes between two QPs of its own, one at a time; prints how many, the median and the longest
  *   tenant late SECONDS UID MS    sends from pages that each come MS ms late; begins as root, and becomes UID
  *   tenant huge SECONDS           WRITEs to huge pages that are not there, again and again
+ *   tenant own SECONDS            the same huge pages, written by the program itself: what the NIC is not part of
  *   tenant waiters SECONDS        18,000 waits for the one eventfd that each of its completions raises
  * Each connects its QPs to one another. An attack prints how many of its requests ended.
  */
@@ -254,6 +255,29 @@ static void huge(void)
 	printf("%d requests\n", count);
 }
 
+/* At most as many pages as a NIC wrote in the same time, 1,500 a second. */
+static void own(void)
+{
+	size_t length = (size_t)HUGE_PAGES * HUGE_PAGE;
+	char *all = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *pages = all + (-(uintptr_t)all & (HUGE_PAGE - 1));
+	int count = 0;
+
+	CHECK(all != MAP_FAILED);
+	madvise(pages, length, MADV_HUGEPAGE);
+	while (now() < end) {
+		CHECK(!madvise(pages, length, MADV_DONTNEED));
+		for (int i = 0; i < HUGE_PAGES && now() < end; i++, count++) {
+			double begin = now();
+
+			pages[(size_t)i * HUGE_PAGE] = 1;
+			while (now() < begin + 1 / 1500.)
+				usleep(50);
+		}
+	}
+	printf("%d pages\n", count);
+}
+
 static struct ibv_comp_channel *raised;
 
 static struct ibv_comp_channel *with_channel(struct ibv_context *of)
@@ -320,6 +344,8 @@ int main(int count, char **words)
 		honest();
 	else if (!strcmp(way, "huge"))
 		huge();
+	else if (!strcmp(way, "own"))
+		own();
 	else if (!strcmp(way, "waiters"))
 		waiters();
 	else
