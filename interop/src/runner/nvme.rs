@@ -70,6 +70,7 @@ fn verify(
     // Each lost packet costs the kernel half a second, so that a round of the whole disk would take too long.
     let kib = if row.fault() == Impairment::None { disk::LENGTH >> 10 } else { 8192 };
     let seconds = u64::from(minutes) * 60;
+    let mut has_reconnected = false;
     for (link, path) in LINKS {
         script(peer, &format!("mtu {link}"))?;
         script(peer, &format!("connect {here} {SERVICE} {NQN} 1 rdma {QUEUES}"))?;
@@ -78,8 +79,12 @@ fn verify(
         // The last round begins before the time is over.
         let done = ended(peer.wait(job, Duration::from_secs(seconds) + 5 * ENDS_WITHIN)?)?;
         println!("{row}: path MTU {path}: {}", done.output.trim());
+        has_reconnected |= !done.output.contains(" 0 reconnections");
     }
-    end_target(roxie)?;
+    let target = end_target(roxie)?;
+    if has_reconnected {
+        println!("{row}: the target: {}", target.output.trim());
+    }
     Ok(fs::remove_file(disk).map_err(Error::file(disk))?)
 }
 
@@ -129,10 +134,10 @@ fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Pee
 }
 
 /// Ends the target by SIGTERM, after which its exit code must be 0.
-fn end_target(roxie: &mut dyn Local) -> Result<(), Failed> {
+fn end_target(roxie: &mut dyn Local) -> Result<Ended, Failed> {
     roxie.terminate()?;
     let target = roxie.wait(ENDS_WITHIN)?;
-    if target.code == Some(0) { Ok(()) } else { Err(Failed::Program("the target", target)) }
+    if target.code == Some(0) { Ok(target) } else { Err(Failed::Program("the target", target)) }
 }
 
 fn start_target(disk: &Path, row: &Row, roxie: &mut dyn Local) -> Result<(), Failed> {
