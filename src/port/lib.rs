@@ -48,6 +48,9 @@
 mod layer;
 
 mod background;
+// What goes through AF_XDP's rings is safe code, so that tests run it without the feature.
+#[cfg(any(feature = "xdp", test))]
+mod chunks;
 
 pub mod fault;
 #[cfg(feature = "udp")]

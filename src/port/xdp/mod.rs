@@ -3,7 +3,7 @@
 //! A BPF program (`steer.bpf.c`) redirects RoCE to our addresses to one socket per receive queue. All other traffic
 //! stays with the kernel, so ssh, ARP and TCP continue over the same interface and IP address; flows of raw packet QPs
 //! are taken from that rest. [`XdpConfig`] holds the options, [`XdpPort`] moves the frames, `open` selects the mode,
-//! `queue` has the rings, `steering` the program.
+//! `rings` has the socket's rings, [`chunks`](crate::chunks) what goes through them, `steering` the program.
 //!
 //! Frames that an adapter would drop are counted and not taken: a wrong IPv4 checksum (`rx_bad_ip_checksum`), another
 //! station (`rx_other_station`), a VLAN tag of another network (`rx_tagged`). UDP checksums are not verified: frames of
@@ -13,7 +13,7 @@ mod config;
 mod error;
 mod open;
 mod owner;
-mod queue;
+mod rings;
 mod steering;
 mod vlan;
 
@@ -22,20 +22,28 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::chunks::{Receiver, RxCounters, Sender, TxCounters};
 use super::undelivered::Undelivered;
 use super::{BURST, Carries, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use roxie_base::flow::FlowMatch;
 use roxie_base::frame::FrameMut;
 use roxie_base::time::Nanos;
 
+pub use super::chunks::ChunkAccount;
 pub use config::{Mode, XdpConfig};
 pub use error::XdpError;
 pub use owner::of_program as program_holders;
-pub use queue::ChunkAccount;
 pub use steering::why_no_map;
 
-use queue::{Queue, QueueCounters};
+use rings::{SocketReceiveRings, SocketSendRings};
 use steering::Steering;
+
+/// One socket of a receive queue of the interface.
+struct Queue {
+    id: u32,
+    receiver: Receiver<SocketReceiveRings>,
+    sender: Sender<SocketSendRings>,
+}
 
 /// A port on one interface through AF_XDP. Dropping it, or the end of the process, restores the interface.
 pub struct XdpPort {
@@ -117,7 +125,7 @@ impl XdpPort {
         self.info.mtu = mtu;
         self.info.max_frame = open::max_frame(mtu, self.multi_buffer);
         for queue in &mut self.queues {
-            queue.longest = open::longest_frame(mtu);
+            queue.receiver.set_longest(open::longest_frame(mtu));
         }
     }
 
@@ -125,9 +133,9 @@ impl XdpPort {
     /// each, `held + free + kernel == total` at all times.
     pub fn chunks(&mut self) -> (ChunkAccount, ChunkAccount) {
         let mut sum = (ChunkAccount::default(), ChunkAccount::default());
-        for (rx, tx) in self.queues.iter_mut().map(Queue::account) {
-            sum.0 += rx;
-            sum.1 += tx;
+        for queue in &mut self.queues {
+            sum.0 += queue.receiver.account();
+            sum.1 += queue.sender.account();
         }
         sum
     }
@@ -172,7 +180,7 @@ impl Port for XdpPort {
 
     fn expect_frames(&mut self, frames: usize) {
         for queue in &mut self.queues {
-            queue.expect(frames);
+            queue.receiver.expect(frames);
         }
     }
 
@@ -180,9 +188,9 @@ impl Port for XdpPort {
         let share = BURST / self.queues.len();
         let mut frames = 0;
         for queue in &mut self.queues {
-            frames += queue.receive(share);
+            frames += queue.receiver.receive(share);
         }
-        if !self.superframe_reported && self.queues.iter().any(|q| q.counters.rx_gso_superframe > 0) {
+        if !self.superframe_reported && self.queues.iter().any(|q| q.receiver.counters().gso_superframe > 0) {
             self.report_superframe();
         }
         frames
@@ -191,17 +199,17 @@ impl Port for XdpPort {
     fn rx_frame(&self, i: usize) -> Received<'_> {
         let mut i = i;
         for queue in &self.queues {
-            if i < queue.received() {
-                return Received { frame: queue.frame(i), ip_id_hidden: false, arrived: None };
+            if i < queue.receiver.received() {
+                return Received { frame: queue.receiver.frame(i), ip_id_hidden: false, arrived: None };
             }
-            i -= queue.received();
+            i -= queue.receiver.received();
         }
         panic!("frame {i} past the end of the burst");
     }
 
     fn rx_release(&mut self) {
         for queue in &mut self.queues {
-            queue.release();
+            queue.receiver.release();
         }
     }
 
@@ -210,41 +218,43 @@ impl Port for XdpPort {
             self.too_long += 1;
             return None;
         }
-        self.queues[0].alloc(len).map(TxId)
+        self.queues[0].sender.alloc(len).map(TxId)
     }
 
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
-        self.queues[0].slot(id.0)
+        self.queues[0].sender.slot(id.0)
     }
 
     fn tx_commit(&mut self, id: TxId) {
-        self.queues[0].commit(id.0);
+        self.queues[0].sender.commit(id.0);
     }
 
     fn tx_cancel(&mut self, id: TxId) {
-        self.queues[0].cancel(id.0);
+        self.queues[0].sender.cancel(id.0);
     }
 
     fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
-        self.queues[0].flush()
+        self.queues[0].sender.flush()
     }
 
     /// Returns the fullest queue's numbers.
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
-        self.queues.iter_mut().map(queue::Queue::waiting).max()
+        let waiting =
+            |receiver: &mut Receiver<SocketReceiveRings>| (receiver.waiting(), receiver.rings().size());
+        self.queues.iter_mut().map(|queue| waiting(&mut queue.receiver)).max()
     }
 
     fn tx_pending(&self) -> bool {
-        self.queues[0].unsent()
+        self.queues[0].sender.unsent()
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.queues.iter().map(Queue::fd).collect()
+        self.queues.iter().map(|queue| queue.receiver.rings().fd()).collect()
     }
 
     fn prepare_sleep(&mut self) -> bool {
         // Wake-ups need no arming: poll() on the socket wakes the driver if necessary.
-        !self.queues.iter_mut().any(Queue::has_frames)
+        !self.queues.iter_mut().any(|queue| queue.receiver.waiting() > 0)
     }
 
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
@@ -280,26 +290,31 @@ impl Port for XdpPort {
     }
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        let sum = |field: fn(&QueueCounters) -> u64| self.queues.iter().map(|q| field(&q.counters)).sum();
+        let rx = |field: fn(&RxCounters) -> u64| -> u64 {
+            self.queues.iter().map(|queue| field(queue.receiver.counters())).sum()
+        };
+        let tx = |field: fn(&TxCounters) -> u64| -> u64 {
+            self.queues.iter().map(|queue| field(queue.sender.counters())).sum()
+        };
         out.extend([
-            ("rx_packets", sum(|c| c.rx_packets)),
-            ("rx_bytes", sum(|c| c.rx_bytes)),
-            ("rx_multi_buffer", sum(|c| c.rx_multi_buffer)),
-            ("rx_gso_superframe", sum(|c| c.rx_gso_superframe)),
-            ("rx_too_long", sum(|c| c.rx_too_long)),
-            ("tx_packets", sum(|c| c.tx_packets)),
-            ("tx_bytes", sum(|c| c.tx_bytes)),
-            ("tx_multi_buffer", sum(|c| c.tx_multi_buffer)),
-            ("tx_failed", sum(|c| c.tx_failed)),
-            ("tx_kicks", sum(|c| c.tx_kicks)),
-            ("tx_busy", sum(|c| c.tx_busy)),
+            ("rx_packets", rx(|c| c.packets)),
+            ("rx_bytes", rx(|c| c.bytes)),
+            ("rx_multi_buffer", rx(|c| c.multi_buffer)),
+            ("rx_gso_superframe", rx(|c| c.gso_superframe)),
+            ("rx_too_long", rx(|c| c.too_long)),
+            ("tx_packets", tx(|c| c.packets)),
+            ("tx_bytes", tx(|c| c.bytes)),
+            ("tx_multi_buffer", tx(|c| c.multi_buffer)),
+            ("tx_failed", tx(|c| c.failed)),
+            ("tx_kicks", tx(|c| c.kicks)),
+            ("tx_busy", tx(|c| c.busy)),
             ("tx_too_long", self.too_long),
-            ("rx_kicks", sum(|c| c.rx_kicks)),
-            ("link_down", sum(|c| c.link_down)),
+            ("rx_kicks", rx(|c| c.kicks)),
+            ("link_down", tx(|c| c.link_down)),
         ]);
         let not_taken = self.steering.lock().unwrap_or_else(PoisonError::into_inner).not_taken();
         out.extend(not_taken.map(|(name, count)| (name, if self.reports { count } else { 0 })));
-        let kernel: Vec<_> = self.queues.iter().map(Queue::statistics).collect();
+        let kernel: Vec<_> = self.queues.iter().map(|queue| queue.receiver.rings().statistics()).collect();
         out.extend([
             ("rx_dropped", kernel.iter().map(|s| s.rx_dropped()).sum()),
             ("rx_ring_full", kernel.iter().map(|s| s.rx_ring_full()).sum()),

@@ -16,9 +16,10 @@ use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig,
 use xsk_rs::{Socket, Umem};
 
 use super::config::CHUNK;
-use super::queue::{CHUNK_DATA, Parts, Queue};
+use super::rings;
 use super::steering::{AttachError, Steering, program_name};
-use super::{Mode, XdpConfig, XdpError, config, owner};
+use super::{Mode, Queue, XdpConfig, XdpError, config, owner};
+use crate::chunks::{CHUNK_DATA, Receiver, Sender};
 use crate::netdev::{Bond, Interface};
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
@@ -114,7 +115,7 @@ fn finish(
 ) -> Result<Opened, XdpError> {
     steering.set_station(interface.mac)?;
     for queue in &queues {
-        steering.set_socket(queue.id, queue.fd())?;
+        steering.set_socket(queue.id, queue.receiver.rings().fd())?;
     }
     if config.addresses.is_empty() {
         let own: Vec<_> = interface.addresses.iter().map(|a| a.ip).collect();
@@ -305,7 +306,7 @@ fn bind(
         .map_err(|e| fatal(&e))?;
     let count = NonZeroU32::new(2 * config.ring)
         .ok_or_else(|| BindError::Fatal(XdpError::Config("ring of 0 entries".to_owned())))?;
-    let (umem, chunks) =
+    let (umem, descriptors) =
         Umem::new(umem_config, count, false).map_err(|e| umem_refused(&e, u64::from(count.get())))?;
 
     let mut flags = BindFlags::XDP_USE_NEED_WAKEUP;
@@ -328,18 +329,11 @@ fn bind(
         BindError::Refused(io::Error::other("the socket came without fill and completion rings"))
     })?;
     tune(tx.fd().as_raw_fd());
-    Ok(Queue::new(Parts {
-        id: queue,
-        rx,
-        tx,
-        fill,
-        comp,
-        umem,
-        chunks,
-        copy_mode: !options.zero_copy,
-        ring: config.ring,
-        longest: longest_frame(interface.mtu),
-    }))
+    let socket = rings::Socket { rx, tx, fill, comp, umem, descriptors, ring: config.ring };
+    let ((receive, received), (send, sent)) = socket.split();
+    let copy_mode = !options.zero_copy;
+    let receiver = Receiver::new(receive, received, longest_frame(interface.mtu), copy_mode);
+    Ok(Queue { id: queue, receiver, sender: Sender::new(send, sent, copy_mode) })
 }
 
 /// Keeps the socket, and with it the queue, from programs that this process starts or becomes, and sets options that make it faster, where

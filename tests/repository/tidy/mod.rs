@@ -30,19 +30,20 @@ const LAYERS: &[(&str, &[Layer])] = &[
 
 /// Where `unsafe` may be, and why.
 const UNSAFE: &[&str] = &[
-    "src/base/allocator.rs",      // the allocator of a program is unsafe by its trait
-    "src/nic/shared/",            // mapped queues, registered memory
-    "src/wire/icrc/fold.rs",      // a call of what is compiled for processors with an instruction
-    "src/port/xdp/",              // rings and chunks shared with the kernel
-    "src/port/packet/ring.rs",    // the ring that the kernel fills
-    "src/port/udp/",              // socket options and control messages that no crate wraps
-    "src/base/descriptors/",      // descriptors that come with messages, and those of a forked child
-    "src/base/threads.rs",        // a system call that no crate wraps
-    "src/port/netdev/tap.rs",     // an ioctl that no crate wraps
-    "src/port/netdev/ethtool.rs", // likewise
-    "src/roxie/host/memory.rs",   // unsafe functions that pass their obligation on
-    "src/cli/run/child.rs",       // the signal mask between fork and exec
-    "src/cli/run/tree.rs",        // leases of files, which no crate wraps
+    "src/base/allocator.rs",          // the allocator of a program is unsafe by its trait
+    "src/nic/shared/",                // mapped queues, registered memory
+    "src/wire/icrc/fold.rs",          // a call of what is compiled for processors with an instruction
+    "src/port/xdp/",                  // rings and chunks shared with the kernel
+    "src/port/packet/ring.rs",        // the ring that the kernel fills
+    "src/port/udp/",                  // socket options and control messages that no crate wraps
+    "src/base/descriptors/",          // descriptors that come with messages, and those of a forked child
+    "src/base/threads.rs",            // a system call that no crate wraps
+    "src/port/netdev/tap.rs",         // an ioctl that no crate wraps
+    "src/port/netdev/ethtool.rs",     // likewise
+    "src/roxie/host/memory.rs",       // unsafe functions that pass their obligation on
+    "src/roxie/host/owned_region.rs", // a vector in parts while it is registered
+    "src/cli/run/child.rs",           // the signal mask between fork and exec
+    "src/cli/run/tree.rs",            // leases of files, which no crate wraps
     "uverbs-shim/src/",
     "tests/",
     "benches/",
@@ -57,10 +58,6 @@ const LONG: &[(&str, &str)] = &[
     ("src/cli/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
     ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
     ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
-    (
-        "src/port/xdp/queue.rs",
-        "four rings and the chunks that go round between them; unsafe stays in one file",
-    ),
     ("src/nic/shared/work_queue.rs", "both ends of one ring: what one writes the other reads"),
     ("src/roxie/host/orphan_table.rs", "a handover: how its records are written, read and settled"),
     ("src/sim/host.rs", "an application's side of every queue and command"),
