@@ -3,7 +3,6 @@
 //! Frame numbers count every frame of the capture, as Wireshark's do. Frames that are not RoCE are skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use roxie::capture::{CaptureError, Reader, link_type};
 use roxie::wire::Qpn;
 use roxie_report::decoded::layers::{Found, find};
 use roxie_report::decoded::{Decoded, Protocols};
-use roxie_report::output;
+use roxie_report::{output, source};
 
 mod draw;
 mod json;
@@ -39,7 +38,7 @@ has frames that may be RoCE but are not decoded (their kinds and numbers are pri
 #[command(
     long_about = "Prints the RoCE v2 and v1 packets of a capture, in the order of the file.\n\nInput is pcap (both \
         byte orders, micro- and nanoseconds) or pcapng, from a file, or from a pipe, which is followed line by line. \
-        Link types: Ethernet, Linux cooked (`tcpdump -i any`), raw IP and BSD loopback. Frames that are not RoCE are \
+        Compression by gzip is undone. Link types: Ethernet, Linux cooked (`tcpdump -i any`), raw IP, BSD loopback and ERF. Frames that are not RoCE are \
         skipped, but counted, so that frame numbers are Wireshark's.\n\nA line has: frame number, time, direction if \
         the capture has it, source > destination, opcode, destination QP, PSN, flags that are set, fields of the \
         extended headers, payload length, and the result of the ICRC check (none: the capture truncated the ICRC, or \
@@ -140,7 +139,7 @@ enum Failure {
     Capture(#[from] CaptureError),
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
-    #[error("frames of link type {0} were skipped: only Ethernet, Linux cooked and raw IP are decoded")]
+    #[error("frames of link type {0} were skipped: only Ethernet, Linux cooked, raw IP and ERF are decoded")]
     LinkTypes(String),
     #[error("{0}")]
     Unread(String),
@@ -148,10 +147,7 @@ enum Failure {
 
 /// Opens a file, or standard input for `-`.
 fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
-    Ok(match file.as_os_str() == "-" {
-        true => Box::new(io::stdin().lock()),
-        false => Box::new(File::open(file).map_err(Failure::Open)?),
-    })
+    source::open(file).map_err(Failure::Open)
 }
 
 fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
@@ -201,7 +197,6 @@ impl Summary {
         }
         let name = |t: &u32| match *t {
             link_type::INFINIBAND => format!("{t} (native InfiniBand)"),
-            link_type::ERF => format!("{t} (ERF)"),
             other => other.to_string(),
         };
         if let Some(what) = self.told_of_unread() {

@@ -65,7 +65,6 @@ impl<R: Read> Reader<R> {
 /// Returns what to do about a recognised format that is not supported.
 fn hint(magic: u32) -> &'static str {
     match magic >> 16 {
-        0x1f8b => " (gzip: decompress it first, `zcat FILE | roxie decode -`)",
         0x28b5 => " (zstd: decompress it first, `zstdcat FILE | roxie decode -`)",
         _ if magic == 0xa1b2_cd34 || magic == 0x34cd_b2a1 => {
             " (modified pcap: convert it with `editcap -F pcapng`)"

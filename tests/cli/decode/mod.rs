@@ -158,7 +158,7 @@ fn truncated_file_prints_rows_then_exits_1() {
 #[test]
 fn invalid_capture_exits_1_and_wrong_usage_2() {
     for (input, says) in
-        [(&b""[..], "empty"), (b"hello, world", "neither pcap nor pcapng"), (b"\x1f\x8b\x08\x00", "zcat")]
+        [(&b""[..], "empty"), (b"hello, world", "neither pcap nor pcapng"), (b"\x28\xb5\x2f\xfd", "zstdcat")]
     {
         let output = decode(&[], input);
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));

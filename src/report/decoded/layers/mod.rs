@@ -50,6 +50,7 @@ pub fn find<'a>(record: &Record<'a>) -> Option<Found<'a>> {
         link_type::LINUX_SLL2 => cooked(&mut cursor, 0, 20),
         link_type::RAW | link_type::RAW_BSD | link_type::IPV4 | link_type::IPV6 => Ok(Next::Ip),
         link_type::NULL | link_type::LOOP => cursor.skip(4).map(|()| Next::Ip),
+        link_type::ERF => erf(&mut cursor),
         _ => return None,
     };
     let stop = match first.and_then(|first| walk(&mut cursor, first)) {
@@ -67,6 +68,28 @@ pub fn find<'a>(record: &Record<'a>) -> Option<Found<'a>> {
         Stop::Unread(kind) => Found::Unread(kind),
         Stop::Malformed(reason) => Found::Malformed(reason),
     })
+}
+
+/// Types of ERF records with Ethernet frames: plain, with colour, of a hash, of a filter.
+const ERF_ETHERNET: [u8; 4] = [2, 11, 16, 20];
+/// The type with InfiniBand packets from the LRH on.
+const ERF_INFINIBAND: u8 = 21;
+
+/// Parses the header of an ERF record (Endace, EDM11-01): time, type, flags, lengths; extension headers as long as bit 7 is set.
+fn erf(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
+    let mut kind = cursor.peek::<1>(8)?[0];
+    cursor.skip(16)?;
+    let record = kind & 0x7f;
+    while kind & 0x80 != 0 {
+        kind = cursor.peek::<1>(0)?[0];
+        cursor.skip(8)?;
+    }
+    match record {
+        // Two bytes in front align what is in the frame.
+        _ if ERF_ETHERNET.contains(&record) => cursor.skip(2).map(|()| Next::Ethernet),
+        ERF_INFINIBAND => Err(Stop::Unread("InfiniBand in ERF")),
+        _ => Err(Stop::Other),
+    }
 }
 
 fn cooked(cursor: &mut Cursor<'_>, type_at: usize, len: usize) -> Result<Next, Stop> {
