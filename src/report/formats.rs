@@ -23,6 +23,8 @@ pub const DECODE: u32 = 1;
 pub const DEMO: u32 = 1;
 /// Version of `roxie doctor --json`.
 pub const DOCTOR: u32 = 1;
+/// Version of `roxie judge --json`.
+pub const JUDGE: u32 = 1;
 /// Version of `roxie lab --json`.
 pub const LAB: u32 = 1;
 /// Version of `roxie nfs --json`.

@@ -3,7 +3,7 @@
 
 use roxie::frame::Frame;
 use roxie::wire::parse::ICRC_LEN;
-use roxie::wire::{Bth, Envelope, Icrc, NetHeader, Psn};
+use roxie::wire::{Bth, Envelope, Icrc, NetHeader, Packet, Psn};
 
 /// The packets of a super-frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,26 @@ impl Segments {
             count += 1;
         }
         Some(Segments { count, len, last_psn, icrc })
+    }
+
+    /// Returns the packets of the super-frame `frame` with the headers `whole`.
+    pub fn packets(&self, whole: &Envelope, frame: &Frame<'_>) -> Vec<Packet> {
+        let end = whole.icrc_offset + ICRC_LEN;
+        let packets = (0..self.count).filter_map(|i| {
+            let start = whole.bth_offset + i * self.len;
+            let mut bth = [0; Bth::LEN];
+            if frame.copy_to(start, &mut bth) < Bth::LEN {
+                return None;
+            }
+            let envelope = Envelope {
+                bth: Bth::read(&bth),
+                bth_offset: start,
+                icrc_offset: (start + self.len).min(end) - ICRC_LEN,
+                ..*whole
+            };
+            Packet::from_envelope(frame, envelope).ok()
+        });
+        packets.collect()
     }
 }
 

@@ -26,7 +26,7 @@ mod trace;
 
 pub use meet::{Unrelated, meet};
 pub use pair::{Connection, pair};
-pub use read::read;
+pub use read::{read, read_frames};
 pub use steps::{Ladder, Style};
 pub use svg::draw as draw_svg;
 pub use text::{draw as draw_text, draw_within as draw_text_within};

@@ -53,6 +53,12 @@ impl Connection {
         self.ends.iter().any(|(_, own)| *own == Some(qp))
     }
 
+    /// True if a packet of this frame, of either capture, is of the connection.
+    pub fn has_frame(&self, number: u64) -> bool {
+        let is_of = |sight: &Option<super::Sight>| sight.as_ref().is_some_and(|sight| sight.number == number);
+        self.packets.iter().any(|packet| is_of(&packet.departed) || is_of(&packet.arrived))
+    }
+
     /// Returns the known queue pairs: QPN, address and service.
     pub fn queue_pairs(&self) -> impl Iterator<Item = (Qpn, IpAddr, &'static str)> {
         self.ends.iter().filter_map(|(address, qp)| Some(((*qp)?, *address, service_name(self.service))))

@@ -4,13 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 
 use roxie::capture::{CaptureError, Direction, Reader, Record};
-use roxie::frame::Frame;
 use roxie::text::acts;
-use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
+use roxie::wire::Packet;
 
 use super::{Facts, Seen, Sight};
 use crate::decoded::layers::{Found, find};
-use crate::decoded::segments::Segments;
 use crate::decoded::{Decoded, Protocols};
 
 /// Most packets read from a capture: each takes some hundred bytes of memory.
@@ -43,10 +41,20 @@ pub struct Reading {
 ///
 /// If the source is no capture.
 pub fn read(source: impl Read) -> Result<Reading, CaptureError> {
+    read_frames(source, |_| true)
+}
+
+/// Reads the packets of the frames that `keep` accepts by their numbers.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn read_frames(source: impl Read, keep: impl Fn(u64) -> bool) -> Result<Reading, CaptureError> {
     let mut reader = Reader::new(source)?;
     let mut reading = Reading::default();
     while reading.seen.len() < MOST {
         match reader.next() {
+            Ok(Some(record)) if !keep(record.number) => {}
             Ok(Some(record)) => reading.take(&record),
             Ok(None) => return Ok(reading),
             Err(error) => {
@@ -96,7 +104,7 @@ impl Reading {
         let first = self.seen.len();
         match &decoded.segments {
             Some(segments) => {
-                self.seen.extend(cut(packet, &decoded.frame, segments).iter().map(seen));
+                self.seen.extend(segments.packets(&decoded.envelope, &decoded.frame).iter().map(seen))
             }
             None => self.seen.push(seen(packet)),
         }
@@ -104,26 +112,6 @@ impl Reading {
             seen.facts.carries = decoded.carries().unwrap_or_default();
         }
     }
-}
-
-/// Returns the packets of a super-frame.
-fn cut(whole: &Envelope, frame: &Frame<'_>, segments: &Segments) -> Vec<Packet> {
-    let end = whole.icrc_offset + ICRC_LEN;
-    let packets = (0..segments.count).filter_map(|i| {
-        let start = whole.bth_offset + i * segments.len;
-        let mut bth = [0; Bth::LEN];
-        if frame.copy_to(start, &mut bth) < Bth::LEN {
-            return None;
-        }
-        let envelope = Envelope {
-            bth: Bth::read(&bth),
-            bth_offset: start,
-            icrc_offset: (start + segments.len).min(end) - ICRC_LEN,
-            ..*whole
-        };
-        Packet::from_envelope(frame, envelope).ok()
-    });
-    packets.collect()
 }
 
 /// Replaces characters that act on a terminal and truncates a comment, which may contain any text.
