@@ -1,4 +1,4 @@
-//! Two foreign peers on a wire: what a wire does to their packets, and what the packets that pass say about both.
+//! Two foreign peers: what a wire does to their packets, and what the packets that pass, or a capture has, say about both.
 //!
 //! ```text
 //! scripts -> an operation, rules of `roxie wire`, and what must follow
@@ -7,13 +7,17 @@
 //! ```
 //!
 //! The wire shows each frame twice: as it comes from its sender, and as it leaves to its receiver, if it does. What the receiver has
-//! is known from the second, what it does from the first.
+//! is known from the second, what it does from the first. A capture shows it once: what was lost behind a capture of the sender, or before
+//! one of the receiver, makes no rule stricter than it is, and what a capture lacks is said ([`Ruling::undecided`]).
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use roxie_base::time::Nanos;
+use roxie_wire::cm::{CmMessage, CommId};
 use roxie_wire::frame::Frame;
-use roxie_wire::{Icrc, Packet, Position, Qpn, Service, parse};
+use roxie_wire::{Icrc, Packet, Psn, Qpn, Service, parse};
+use serde::Serialize;
 
 mod rules;
 mod scripts;
@@ -21,7 +25,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use rules::{RULES, Rule, Tally};
+pub use rules::Finding;
+use rules::{OfRule, RULES, Rule, Scene, Tally};
 pub use scripts::{Follows, SCRIPTS, WireScript, script};
 use stream::Stream;
 
@@ -42,10 +47,50 @@ type Key = (IpAddr, IpAddr, Qpn);
 #[derive(Debug, Default)]
 pub struct WireJudge {
     streams: Vec<(Key, Stream)>,
+    /// Places in `streams`.
+    places: HashMap<Key, usize>,
     /// The stream of requests that responses to a QPN are for.
-    answers: Vec<(Key, usize)>,
+    answers: HashMap<Key, usize>,
+    /// Queue pairs of requests for communication and their path MTU code, by the sender and its communication ID.
+    requests: HashMap<(IpAddr, CommId), (Qpn, u8)>,
+    /// What the connection manager has agreed on for the next stream with a key.
+    agreed: HashMap<Key, Agreed>,
+    /// The key of the requests that responses with a key are for, as the connection manager said it.
+    pairs: HashMap<Key, Key>,
     tally: Tally,
     packets: u64,
+    /// Queue pairs whose packets are not judged: there are too many.
+    unjudged: u64,
+    /// True if the packets are a capture's, which may lack some.
+    is_captured: bool,
+}
+
+/// First PSN and path MTU code of a stream.
+#[derive(Clone, Copy, Debug)]
+struct Agreed {
+    first: Psn,
+    mtu: u8,
+}
+
+/// A rule, and what was seen of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ruling {
+    /// Name of the rule.
+    pub rule: &'static str,
+    /// Clause of the specification.
+    pub clause: &'static str,
+    /// What the rule asks.
+    pub asks: &'static str,
+    /// Number of times that it was kept, and broken.
+    pub kept: u64,
+    /// See `kept`.
+    pub broken: u64,
+    /// The first breaches.
+    pub findings: Vec<Finding>,
+    /// Number of times that the packets did not decide, and why at first.
+    pub undecided: u64,
+    /// See `undecided`.
+    pub why_undecided: String,
 }
 
 /// A packet of RC, with its key.
@@ -55,79 +100,154 @@ fn packet_of(frame: &Frame<'_>) -> Option<(Packet, Key)> {
     if packet.check_icrc(frame) != Icrc::Ok {
         return None;
     }
-    let key = (packet.source_gid().to_ip(), packet.dest_gid().to_ip(), packet.bth.dest_qp);
+    let key = key_of(&packet);
     Some((packet, key))
 }
 
+fn key_of(packet: &Packet) -> Key {
+    (packet.source_gid().to_ip(), packet.dest_gid().to_ip(), packet.bth.dest_qp)
+}
+
 impl WireJudge {
+    /// A judge of packets that were captured.
+    pub fn of_capture() -> WireJudge {
+        WireJudge { is_captured: true, ..WireJudge::default() }
+    }
+
+    /// Takes an undamaged packet of a capture, from the frame with this number. `is_own`: the host that captured it has sent it.
+    pub fn captured(&mut self, packet: &Packet, frame: u64, now: Nanos, is_own: bool) {
+        if !matches!(packet.info().service, Service::Rc | Service::Xrc) {
+            return;
+        }
+        let key = key_of(packet);
+        self.send(packet, key, frame, now, is_own);
+        self.deliver(packet, key, now);
+    }
+
+    /// Takes a message of the connection manager from an address to another: the sender's queue pair begins a new connection.
+    pub fn connected(&mut self, from: IpAddr, to: IpAddr, message: &CmMessage) {
+        let has_room = self.pairs.len() < 2 * MOST_STREAMS && self.requests.len() < MOST_STREAMS;
+        let (qpn, first, mtu) = match message {
+            CmMessage::Req(req) => {
+                if has_room {
+                    self.requests.insert((from, req.local_comm_id), (req.local_qpn, req.path_mtu));
+                }
+                (req.local_qpn, req.starting_psn, Some(req.path_mtu))
+            }
+            CmMessage::Rep(rep) => {
+                let asker = self.requests.remove(&(to, rep.remote_comm_id)).filter(|_| has_room);
+                if let Some((asker, _)) = asker {
+                    self.pairs.insert((from, to, asker), (to, from, rep.local_qpn));
+                    self.pairs.insert((to, from, rep.local_qpn), (from, to, asker));
+                }
+                (rep.local_qpn, rep.starting_psn, asker.map(|(_, mtu)| mtu))
+            }
+            _ => return,
+        };
+        if let Some(mtu) = mtu.filter(|_| has_room) {
+            self.agreed.insert((to, from, qpn), Agreed { first, mtu });
+        }
+        if let Some(at) = self.places.get(&(to, from, qpn)) {
+            self.streams[*at].1.is_over = true;
+        }
+    }
+
     /// Takes a frame as it comes from its sender.
     pub fn sent(&mut self, frame: &Frame<'_>, now: Nanos) {
         let Some((packet, key)) = packet_of(frame) else { return };
+        self.send(&packet, key, self.packets + 1, now, true);
+    }
+
+    fn send(&mut self, packet: &Packet, key: Key, frame: u64, now: Nanos, is_own: bool) {
         self.packets += 1;
+        self.tally.scene = Scene { frame, sender: key.0 };
         if packet.info().is_response() {
-            if let Some(at) = self.asked(key, &packet) {
-                self.streams[at].1.response_sent(&packet, &mut self.tally);
+            if let Some(at) = self.asked(key, packet) {
+                self.streams[at].1.response_sent(packet, &mut self.tally);
             }
             return;
         }
-        let at = match self.streams.iter().position(|(known, _)| *known == key) {
-            Some(at) => at,
-            None if self.streams.len() == MOST_STREAMS => return,
+        let at = match self.places.get(&key) {
+            Some(at) => *at,
+            None if self.streams.len() == MOST_STREAMS => {
+                self.unjudged += 1;
+                return;
+            }
             None => {
-                self.streams.push((key, Stream::new(packet.bth.psn)));
+                self.streams.push((key, Stream::new(packet.bth.psn, self.is_captured)));
+                self.places.insert(key, self.streams.len() - 1);
                 self.streams.len() - 1
             }
         };
         let stream = &mut self.streams[at].1;
-        if matches!(packet.info().position, Position::First | Position::Middle) {
-            stream.learn(packet.payload.len() as u32);
+        if stream.ends_before(packet) {
+            *stream = Stream::new(packet.bth.psn, self.is_captured);
+            self.answers.retain(|_, answered| *answered != at);
         }
-        stream.request_sent(&packet, now, &mut self.tally);
+        stream.is_upstream |= is_own;
+        if let Some(Agreed { first, mtu }) = self.agreed.remove(&key) {
+            stream.begin(packet.bth.psn, first, 128 << u32::from(mtu & 0xf), &mut self.tally);
+        }
+        self.streams[at].1.request_sent(packet, now, &mut self.tally);
     }
 
     /// Takes a frame as it leaves to its receiver.
     pub fn delivered(&mut self, frame: &Frame<'_>, now: Nanos) {
-        let Some((packet, key)) = packet_of(frame) else { return };
-        if packet.info().is_response() {
-            if let Some(at) = self.asked(key, &packet) {
-                self.streams[at].1.response_delivered(&packet, now);
-            }
-            return;
-        }
-        if let Some((_, stream)) = self.streams.iter_mut().find(|(known, _)| *known == key) {
-            stream.request_delivered(&packet);
+        if let Some((packet, key)) = packet_of(frame) {
+            self.deliver(&packet, key, now);
         }
     }
 
-    /// Returns the stream of requests that a response is for: a BTH names its receiver only, so the PSN decides.
+    fn deliver(&mut self, packet: &Packet, key: Key, now: Nanos) {
+        if packet.info().is_response() {
+            if let Some(at) = self.asked(key, packet) {
+                self.streams[at].1.response_delivered(packet, now, self.tally.scene.frame);
+            }
+            return;
+        }
+        if let Some(at) = self.places.get(&key) {
+            self.streams[*at].1.request_delivered(packet);
+        }
+    }
+
+    /// Returns the stream of requests that a response is for. A BTH names its receiver only: the connection manager's messages
+    /// decide, or the PSN.
     fn asked(&mut self, key: Key, packet: &Packet) -> Option<usize> {
         let (from, to, _) = key;
         let psn = packet.bth.psn;
-        let known = self.answers.iter().find(|(answered, _)| *answered == key).map(|(_, at)| *at);
-        let found = known.or_else(|| {
-            let fits = |((asker, answerer, _), stream): &(Key, Stream)| {
-                (*asker, *answerer) == (to, from) && stream.has(psn)
-            };
-            let mut fitting =
-                self.streams.iter().enumerate().filter(|(_, entry)| fits(entry)).map(|(at, _)| at);
-            let at = fitting.next()?;
-            // Two that fit cannot be told apart yet.
-            fitting.next().is_none().then_some(at)
-        })?;
-        if known.is_none() && self.answers.len() < MOST_STREAMS {
-            self.answers.push((key, found));
+        let paired = || self.pairs.get(&key).and_then(|requests| self.places.get(requests));
+        if let Some(known) = self.answers.get(&key).or_else(paired) {
+            return Some(*known);
         }
-        if packet.info().position == Position::First {
-            self.streams[found].1.learn(packet.payload.len() as u32);
+        let fits = |((asker, answerer, _), stream): &(Key, Stream)| {
+            (*asker, *answerer) == (to, from) && stream.has(psn)
+        };
+        let fitting: Vec<usize> =
+            self.streams.iter().enumerate().filter(|(_, entry)| fits(entry)).map(|(at, _)| at).collect();
+        let [found] = fitting[..] else {
+            // They cannot be told apart yet.
+            fitting.iter().for_each(|at| self.streams[*at].1.misses_answers = true);
+            return None;
+        };
+        if self.answers.len() < MOST_STREAMS {
+            self.answers.insert(key, found);
         }
         Some(found)
     }
 
-    /// Returns the outcome of each rule, and of the script's own if there is one, for a wire that did `what` to the packets.
-    pub fn outcomes(&mut self, now: Nanos, what: &str, script: Option<&WireScript>) -> Vec<Outcome> {
-        for (_, stream) in &self.streams {
+    /// Judges what has not ended by `now`.
+    fn conclude(&mut self, now: Nanos) {
+        for ((sender, ..), stream) in &self.streams {
             let is_late = !stream.is_done() && stream.changed + GIVEN_UP < now;
-            if stream.is_done() || is_late {
+            if is_late && stream.may_lack_acknowledgement() {
+                self.tally.undecided(Rule::Recovers, || {
+                    format!(
+                        "no acknowledgement of the request in frame {}, and it is not repeated",
+                        stream.last_frame
+                    )
+                });
+            } else if stream.is_done() || is_late {
+                self.tally.scene = Scene { frame: stream.last_frame, sender: *sender };
                 self.tally.judge(Rule::Recovers, !is_late, || {
                     format!(
                         "a request is not acknowledged {} s after the last step",
@@ -136,6 +256,35 @@ impl WireJudge {
                 });
             }
         }
+    }
+
+    /// Returns what was seen of each rule, at the end of the packets.
+    pub fn rulings(&mut self, now: Nanos) -> Vec<Ruling> {
+        self.conclude(now);
+        let of = |(rule, name, clause, asks, _)| {
+            let OfRule { kept, broken, findings, undecided, why_undecided } = self.tally.of(rule).clone();
+            Ruling { rule: name, clause, asks, kept, broken, findings, undecided, why_undecided }
+        };
+        let mut rulings: Vec<Ruling> = RULES.into_iter().map(of).collect();
+        if self.has_shared_atomics() {
+            // Others may have added between two of a queue pair.
+            rulings.retain(|ruling| ruling.rule != RULES[Rule::AddsOnce as usize].1);
+        }
+        rulings
+    }
+
+    fn has_shared_atomics(&self) -> bool {
+        self.streams.iter().filter(|(_, stream)| stream.has_atomics).count() > 1
+    }
+
+    /// Returns the number of packets of reliable connections, and of those that are not judged, as there are too many queue pairs.
+    pub fn packets(&self) -> (u64, u64) {
+        (self.packets, self.unjudged)
+    }
+
+    /// Returns the outcome of each rule, and of the script's own if there is one, for a wire that did `what` to the packets.
+    pub fn outcomes(&mut self, now: Nanos, what: &str, script: Option<&WireScript>) -> Vec<Outcome> {
+        self.conclude(now);
         let outcome = |name: String, clause: &str, asks: &str, verdict, came: String| Outcome {
             name,
             chapter: CHAPTER.into(),
@@ -149,18 +298,20 @@ impl WireJudge {
             script: String::new(),
             capture: Vec::new(),
         };
-        let is_shared = self.streams.iter().filter(|(_, stream)| stream.has_atomics).count() > 1;
+        let is_shared = self.has_shared_atomics();
         let mut outcomes: Vec<Outcome> = RULES
             .into_iter()
             .map(|(rule, name, clause, asks, stimulus)| {
-                let (kept, broken, first) = self.tally.of(rule);
-                let (verdict, came) = match (kept, broken) {
+                let OfRule { kept, broken, findings, .. } = self.tally.of(rule);
+                let (verdict, came) = match (kept, &findings[..]) {
                     _ if rule == Rule::AddsOnce && is_shared => {
                         (Verdict::NotTested, "several queue pairs sent atomics".to_owned())
                     }
-                    (0, 0) => (Verdict::NotTested, format!("nothing passed that tests it: {stimulus}")),
-                    (_, 0) => (Verdict::Keeps, String::new()),
-                    _ => (Verdict::Breaks, format!("{first}; {broken} times, kept {kept} times")),
+                    (0, []) => (Verdict::NotTested, format!("nothing passed that tests it: {stimulus}")),
+                    (_, []) => (Verdict::Keeps, String::new()),
+                    (_, [first, ..]) => {
+                        (Verdict::Breaks, format!("{}; {broken} times, kept {kept} times", first.why))
+                    }
                 };
                 outcome(format!("wire/{name}"), clause, asks, verdict, came)
             })

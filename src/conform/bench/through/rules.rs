@@ -1,4 +1,8 @@
-//! What must hold for the packets that pass a wire, whatever is done to them.
+//! What must hold for the packets of a reliable connection, whatever is lost, repeated or reordered on their way.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use serde::Serialize;
 
 /// A rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,10 +16,16 @@ pub(super) enum Rule {
     AtomicsOnce,
     AddsOnce,
     Recovers,
+    LengthsFit,
+    OpcodesInOrder,
+    AgainAlike,
+    NakOnce,
+    ResponsesFit,
+    BeginsAsAgreed,
 }
 
 /// Name, clause, what is asked, and the stimulus without which a rule is not tested.
-pub(super) const RULES: [(Rule, &str, &str, &str, &str); 9] = [
+pub(super) const RULES: [(Rule, &str, &str, &str, &str); 15] = [
     (
         Rule::AgainFromTheGap,
         "again_from_the_gap",
@@ -79,36 +89,139 @@ pub(super) const RULES: [(Rule, &str, &str, &str, &str); 9] = [
         "every request is acknowledged in the end, whatever was lost",
         "a connection",
     ),
+    (
+        Rule::LengthsFit,
+        "lengths_fit",
+        "9.7.4.1.6",
+        "FIRST and MIDDLE packets have the length of the path MTU, a LAST has a byte or more, none is longer",
+        "a packet with payload",
+    ),
+    (
+        Rule::OpcodesInOrder,
+        "opcodes_in_order",
+        "9.7.4.1.2",
+        "behind a FIRST or MIDDLE comes a MIDDLE or LAST of its operation, behind others a FIRST or ONLY",
+        "two requests with successive PSNs",
+    ),
+    (
+        Rule::AgainAlike,
+        "again_alike",
+        "9.9.2.4",
+        "a request that is sent again has the operation and the position that it had",
+        "a request that is sent again",
+    ),
+    (
+        Rule::NakOnce,
+        "nak_once",
+        "9.7.5.2.8",
+        "a responder sends one sequence NAK, and the next one after the request that it asked for",
+        "a sequence NAK",
+    ),
+    (
+        Rule::ResponsesFit,
+        "read_responses_fit",
+        "9.7.5.1",
+        "each READ response has the position and the length that its PSN has in the request",
+        "a READ response whose request and path MTU are known",
+    ),
+    (
+        Rule::BeginsAsAgreed,
+        "begins_as_agreed",
+        "12.7.31",
+        "the first request of a connection has the PSN that the peer's message of the connection manager asks for",
+        "a connection that the connection manager makes",
+    ),
 ];
 
+/// Number of findings of a rule that are kept.
+const MOST_FINDINGS: usize = 16;
+
+/// A breach of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Address of the end that broke the rule.
+    pub side: IpAddr,
+    /// Numbers of the frames that show it, in their order.
+    pub frames: Vec<u64>,
+    /// The packets, with the numbers.
+    pub why: String,
+}
+
+/// The packet that is judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scene {
+    /// Number of its frame.
+    pub(super) frame: u64,
+    pub(super) sender: IpAddr,
+}
+
 /// What was seen of each rule.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tally {
-    kept: [u64; RULES.len()],
-    broken: [u64; RULES.len()],
-    first: [Option<String>; RULES.len()],
+    pub(super) scene: Scene,
+    rules: [OfRule; RULES.len()],
     /// Times that a requester went back.
     pub(super) again: u64,
     /// Sequence NAKs.
     pub(super) naks: u64,
 }
 
+/// What was seen of a rule.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OfRule {
+    pub(super) kept: u64,
+    pub(super) broken: u64,
+    pub(super) findings: Vec<Finding>,
+    /// Number of times that a capture did not decide, and why at first.
+    pub(super) undecided: u64,
+    pub(super) why_undecided: String,
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        let scene = Scene { frame: 0, sender: Ipv4Addr::UNSPECIFIED.into() };
+        Tally { scene, rules: Default::default(), again: 0, naks: 0 }
+    }
+}
+
 impl Tally {
     pub(super) fn kept(&mut self, rule: Rule) {
-        self.kept[rule as usize] += 1;
+        self.rules[rule as usize].kept += 1;
     }
 
     pub(super) fn judge(&mut self, rule: Rule, holds: bool, otherwise: impl FnOnce() -> String) {
+        self.judge_by(rule, holds, None, otherwise);
+    }
+
+    /// Judges the packet by an earlier one, in frame `cause`.
+    pub(super) fn judge_by(
+        &mut self,
+        rule: Rule,
+        holds: bool,
+        cause: Option<u64>,
+        otherwise: impl FnOnce() -> String,
+    ) {
         if holds {
             return self.kept(rule);
         }
-        self.broken[rule as usize] += 1;
-        self.first[rule as usize].get_or_insert_with(otherwise);
+        let Scene { frame, sender } = self.scene;
+        let of_rule = &mut self.rules[rule as usize];
+        of_rule.broken += 1;
+        if of_rule.findings.len() < MOST_FINDINGS {
+            let frames = cause.into_iter().chain([frame]).collect();
+            of_rule.findings.push(Finding { side: sender, frames, why: otherwise() });
+        }
     }
 
-    /// Returns how often a rule was kept and broken, and how first.
-    pub(super) fn of(&self, rule: Rule) -> (u64, u64, &str) {
-        let at = rule as usize;
-        (self.kept[at], self.broken[at], self.first[at].as_deref().unwrap_or_default())
+    pub(super) fn undecided(&mut self, rule: Rule, why: impl FnOnce() -> String) {
+        let of_rule = &mut self.rules[rule as usize];
+        of_rule.undecided += 1;
+        if of_rule.undecided == 1 {
+            of_rule.why_undecided = why();
+        }
+    }
+
+    pub(super) fn of(&self, rule: Rule) -> &OfRule {
+        &self.rules[rule as usize]
     }
 }

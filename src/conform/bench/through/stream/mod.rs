@@ -1,28 +1,49 @@
-//! The requests of one queue pair and their responses, as a wire sees them: as they come from the sender, and as they leave to the receiver.
+//! The requests of one queue pair and their responses, as a wire or a capture sees them: as they come from the sender, and as they leave to the
+//! receiver. A capture of one end sees either; what it has is taken for both.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use roxie_base::time::Nanos;
-use roxie_wire::{NakCode, Opcode, Operation, Packet, Psn, Syndrome, rnr_timer_ns};
+use roxie_wire::{NakCode, Opcode, Operation, Packet, Position, Psn, Syndrome, rnr_timer_ns};
 
 use super::rules::{Rule, Tally};
+
+mod form;
+mod request;
+
+use request::{Request, span_of};
 
 /// Most requests outstanding at a time. A sender with more is not judged further.
 const MOST_OUTSTANDING: usize = 1 << 16;
 /// Most atomics with original values that are remembered.
 const MOST_ATOMICS: usize = 4096;
+/// Most requests whose operation and position are remembered.
+const MOST_SHAPES: usize = 4096;
+/// A jump beyond this many PSNs, more than any window, is a new connection of the same queue pair.
+const NEW_CONNECTION: i64 = 1 << 16;
 /// Path MTUs in bytes.
 const MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
 
-/// A request, as it was sent first.
+/// PSNs that a capture lacks, between two of its frames.
 #[derive(Clone, Copy, Debug)]
-struct Request {
+struct Hole {
+    packets: i64,
+    after: u64,
+    before: u64,
+}
+
+impl Hole {
+    fn words(&self) -> String {
+        let Hole { packets, after, before } = self;
+        format!("{packets} packets are missing between frames {after} and {before}")
+    }
+}
+
+/// An earlier packet, and the number of its frame.
+#[derive(Clone, Copy, Debug)]
+struct Cause {
     psn: Psn,
-    operation: Operation,
-    /// Bytes that a READ asks for.
-    dma: u32,
-    /// Address, key and operand of a FETCH_ADD.
-    add: Option<(u64, u32, u64)>,
+    frame: u64,
 }
 
 /// Requests from one end to a queue pair of the other, and the responses to them.
@@ -46,9 +67,24 @@ pub(super) struct Stream {
     /// Most messages that the receiver may have executed.
     messages: u32,
     /// Sequence NAK that was delivered, until its sender goes back.
-    nak: Option<Psn>,
+    nak: Option<Cause>,
+    /// Sequence NAK that was sent, until the request that it asks for is delivered.
+    nak_sent: Option<Cause>,
     /// RNR NAK that was delivered, and the end of its wait.
-    rnr: Option<(Psn, Nanos)>,
+    rnr: Option<(Cause, Nanos)>,
+    /// Operations and positions of requests by PSN, and the PSNs in the order in which they were sent first.
+    shapes: BTreeMap<u32, (Operation, Position)>,
+    shaped: VecDeque<u32>,
+    /// True for a capture, which may lack packets.
+    is_captured: bool,
+    /// True if requests are seen before they may be lost: by their sender's host, or as a packet was lost behind the capture. Else a
+    /// requester that leaves out a request cannot be told from a request that was lost.
+    pub(super) is_upstream: bool,
+    /// The last PSNs that the capture lacks, and the frame of the last request.
+    hole: Option<Hole>,
+    pub(super) last_frame: u64,
+    /// True if the queue pair has connected anew: its next request is the first of another stream.
+    pub(super) is_over: bool,
     /// Original values by PSN.
     originals: BTreeMap<u32, u64>,
     /// Address and key of the last FETCH_ADD answered, and what the next one there must find.
@@ -57,35 +93,19 @@ pub(super) struct Stream {
     counts_messages: bool,
     has_aeth: bool,
     is_given_up: bool,
+    /// True after a selective acknowledgement: the sender repeats what is missing, in place of all from there on.
+    is_selective: bool,
+    /// True if a response could not be told from one to another stream: what is not acknowledged is not known.
+    pub(super) misses_answers: bool,
     pub(super) has_atomics: bool,
     pub(super) last_asks: bool,
+    /// True if requests were sent again since the last acknowledgement.
+    has_repeated: bool,
     pub(super) changed: Nanos,
 }
 
-fn span_of(dma: u32, mtu: Option<u32>) -> u32 {
-    mtu.map_or(1, |mtu| dma.div_ceil(mtu).max(1))
-}
-
-impl Request {
-    fn span(&self, mtu: Option<u32>) -> u32 {
-        if self.operation == Operation::ReadRequest { span_of(self.dma, mtu) } else { 1 }
-    }
-
-    /// True if only the response itself completes the request.
-    fn has_response(&self) -> bool {
-        matches!(
-            self.operation,
-            Operation::ReadRequest
-                | Operation::CompareSwap
-                | Operation::FetchAdd
-                | Operation::Flush
-                | Operation::AtomicWrite
-        )
-    }
-}
-
 impl Stream {
-    pub(super) fn new(first: Psn) -> Stream {
+    pub(super) fn new(first: Psn, is_captured: bool) -> Stream {
         Stream {
             mtu: None,
             outstanding: VecDeque::new(),
@@ -97,14 +117,25 @@ impl Stream {
             unmeasured: None,
             messages: 0,
             nak: None,
+            nak_sent: None,
             rnr: None,
+            shapes: BTreeMap::new(),
+            shaped: VecDeque::new(),
+            is_captured,
+            is_upstream: !is_captured,
+            hole: None,
+            last_frame: 0,
+            is_over: false,
             originals: BTreeMap::new(),
             found_next: None,
             counts_messages: true,
             has_aeth: false,
             is_given_up: false,
+            is_selective: false,
+            misses_answers: false,
             has_atomics: false,
             last_asks: false,
+            has_repeated: false,
             changed: Nanos::ZERO,
         }
     }
@@ -116,7 +147,12 @@ impl Stream {
 
     /// True if each request that asks for it is acknowledged.
     pub(super) fn is_done(&self) -> bool {
-        self.is_given_up || self.oldest == self.next || !self.last_asks
+        self.is_given_up || self.misses_answers || self.oldest == self.next || !self.last_asks
+    }
+
+    /// True if the capture may lack the acknowledgement that is awaited: it lacks other packets, or does not show that its sender missed it.
+    pub(super) fn may_lack_acknowledgement(&self) -> bool {
+        self.is_captured && (self.hole.is_some() || !self.has_repeated)
     }
 
     /// Learns the path MTU, and measures the READs that wait for it.
@@ -137,6 +173,10 @@ impl Stream {
         }
     }
 
+    fn last_is_read(&self) -> bool {
+        self.outstanding.back().is_some_and(|last| last.operation == Operation::ReadRequest)
+    }
+
     /// Learns the path MTU from the PSN that follows a READ.
     fn infer(&mut self, psn: Psn) {
         let Some(last) = self.outstanding.back().filter(|last| last.operation == Operation::ReadRequest)
@@ -151,6 +191,24 @@ impl Stream {
         }
     }
 
+    /// True if a request begins another connection of the queue pair.
+    pub(super) fn ends_before(&self, packet: &Packet) -> bool {
+        let ahead = i64::from(packet.bth.psn.distance_from(self.next));
+        let is_unmeasured = self.mtu.is_none() && self.last_is_read();
+        self.is_over || ahead < -NEW_CONNECTION || ahead > NEW_CONNECTION && !is_unmeasured
+    }
+
+    /// Takes what the connection manager agreed on, before the first request, with `psn`.
+    pub(super) fn begin(&mut self, psn: Psn, agreed: Psn, mtu: u32, rules: &mut Tally) {
+        self.learn(mtu);
+        let ahead = i64::from(psn.distance_from(agreed));
+        // The first requests may be lost before a capture of the receiver.
+        let holds = ahead == 0 || self.is_captured && (1..NEW_CONNECTION).contains(&ahead);
+        rules.judge(Rule::BeginsAsAgreed, holds, || {
+            format!("the first request has PSN {psn}; the peer asked for {agreed}")
+        });
+    }
+
     /// Takes a request from its sender.
     pub(super) fn request_sent(&mut self, packet: &Packet, now: Nanos, rules: &mut Tally) {
         let (psn, info) = (packet.bth.psn, packet.info());
@@ -159,9 +217,15 @@ impl Stream {
             self.changed = now;
             return;
         }
+        self.check_length(packet, rules);
         if psn != self.next && !psn.is_before(self.next) {
             self.infer(psn);
         }
+        if self.is_captured && psn != self.next && !psn.is_before(self.next) {
+            let packets = psn.distance_from(self.next).into();
+            self.hole = Some(Hole { packets, after: self.last_frame, before: rules.scene.frame });
+        }
+        self.last_frame = rules.scene.frame;
         let request = Request {
             psn,
             operation: info.operation,
@@ -170,8 +234,10 @@ impl Stream {
                 .atomic_eth()
                 .filter(|_| info.operation == Operation::FetchAdd)
                 .map(|atomic| (atomic.va, atomic.rkey, atomic.swap_or_add)),
+            has_restarted: false,
         };
         let end = psn + request.span(self.mtu);
+        self.check_shape(packet, end, rules);
         if psn.is_before(self.next) {
             self.sent_again(psn, now, rules);
         } else {
@@ -187,44 +253,73 @@ impl Stream {
         self.changed = now;
     }
 
-    /// True for a SEND of no bytes with the PSN before the oldest unacknowledged one. A probe asks for an acknowledgement of requests that did
+    /// True for a SEND of no bytes with a PSN before the oldest unacknowledged one. A probe asks for an acknowledgement of requests that did
     /// not.
     fn is_probe(&self, packet: &Packet) -> bool {
         let is_empty_send = packet.bth.opcode == Opcode::RC_SEND_ONLY && packet.payload.is_empty();
-        is_empty_send && packet.bth.ack_req && packet.bth.psn + 1 == self.oldest
+        is_empty_send && packet.bth.ack_req && !self.oldest.is_before(packet.bth.psn.next())
     }
 
     fn sent_again(&mut self, psn: Psn, now: Nanos, rules: &mut Tally) {
-        if self.nak == Some(psn) {
+        self.has_repeated = true;
+        let of_read = self.outstanding.iter_mut().find(|request| {
+            request.operation == Operation::ReadRequest && request.psn.is_before(psn) && {
+                psn.is_before(request.psn + request.span(self.mtu))
+            }
+        });
+        if let Some(read) = of_read {
+            read.has_restarted = true;
+        }
+        if self.nak.is_some_and(|nak| nak.psn == psn) {
             rules.kept(Rule::AgainFromTheGap);
             self.nak = None;
         }
-        if psn == self.after_last || self.is_given_up {
+        let is_ahead = self.after_last.is_before(psn) && !self.is_upstream;
+        if psn == self.after_last || is_ahead || self.is_given_up {
             return;
         }
         rules.again += 1;
+        if self.is_selective || self.misses_answers {
+            return;
+        }
         let oldest = self.oldest;
-        rules.judge(Rule::AgainFromTheOldest, !oldest.is_before(psn), || {
+        self.judge_requester(Rule::AgainFromTheOldest, !oldest.is_before(psn), None, rules, || {
             format!("the sender goes back to PSN {psn}, though {oldest} is not acknowledged")
         });
         if let Some(nak) = self.nak.take() {
-            rules.judge(Rule::AgainFromTheGap, !nak.is_before(psn), || {
-                format!("behind a sequence NAK of PSN {nak} the sender goes back to {psn}")
+            let holds = !nak.psn.is_before(psn);
+            self.judge_requester(Rule::AgainFromTheGap, holds, Some(nak.frame), rules, || {
+                format!("behind a sequence NAK of PSN {} the sender goes back to {psn}", nak.psn)
             });
         }
-        if let Some((refused, until)) = self.rnr.filter(|(refused, _)| *refused == psn) {
-            rules.judge(Rule::WaitsAfterRnr, now >= until, || {
-                format!(
-                    "PSN {refused} is sent again {} us before its RNR wait ends",
-                    until.since(now).0 / 1000
-                )
+        if let Some((refused, until)) = self.rnr.filter(|(refused, _)| refused.psn == psn) {
+            self.judge_requester(Rule::WaitsAfterRnr, now >= until, Some(refused.frame), rules, || {
+                let early = until.since(now).0 / 1000;
+                format!("PSN {psn} is sent again {early} us before its RNR wait ends")
             });
             self.rnr = None;
         }
     }
 
+    /// Judges what a requester does, as far as the place of the capture decides it.
+    fn judge_requester(
+        &self,
+        rule: Rule,
+        holds: bool,
+        cause: Option<u64>,
+        rules: &mut Tally,
+        otherwise: impl FnOnce() -> String,
+    ) {
+        if holds || self.is_upstream {
+            return rules.judge_by(rule, holds, cause, otherwise);
+        }
+        let frame = rules.scene.frame;
+        rules.undecided(rule, || format!("requests may be lost before the capture: frame {frame}"));
+    }
+
     /// Takes a request that leaves to its receiver, undamaged.
     pub(super) fn request_delivered(&mut self, packet: &Packet) {
+        self.nak_sent = self.nak_sent.filter(|nak| nak.psn != packet.bth.psn);
         if packet.bth.psn != self.expected {
             return;
         }
@@ -241,17 +336,44 @@ impl Stream {
     pub(super) fn response_sent(&mut self, packet: &Packet, rules: &mut Tally) {
         let psn = packet.bth.psn;
         let kind = packet.aeth().map(|aeth| aeth.kind());
+        let is_nak = kind == Some(Syndrome::Nak(NakCode::PsnSequence));
+        if packet.info().operation == Operation::SelectiveAcknowledge {
+            self.is_selective = true;
+            return;
+        }
+        self.check_length(packet, rules);
+        self.check_response(packet, rules);
+        // The PSN after those that must have arrived.
+        let end = if is_nak { psn } else { psn.next() };
+        let rule = if is_nak { Rule::NakNamesTheGap } else { Rule::AnswersWhatArrived };
+        self.is_upstream |= is_nak && psn.is_before(self.expected);
+        if self.is_captured && self.expected.is_before(end) {
+            // The capture lacks requests, or the responder answers what has not arrived.
+            let frame = rules.scene.frame;
+            let hole = self.hole.unwrap_or(Hole {
+                packets: end.distance_from(self.expected).into(),
+                after: self.last_frame,
+                before: frame,
+            });
+            rules.undecided(rule, || hole.words());
+            (self.expected, self.counts_messages) = (end, false);
+        }
         let expected = self.expected;
         match kind {
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 rules.naks += 1;
-                rules.judge(Rule::NakNamesTheGap, !expected.is_before(psn), || {
+                rules.judge(rule, !expected.is_before(psn), || {
                     format!("a sequence NAK names PSN {psn}, though {expected} has not arrived")
                 });
+                let before = self.nak_sent.filter(|nak| nak.psn == psn);
+                rules.judge_by(Rule::NakOnce, before.is_none(), before.map(|nak| nak.frame), || {
+                    format!("a second sequence NAK of PSN {psn}, which has not come since the first")
+                });
+                self.nak_sent = Some(Cause { psn, frame: rules.scene.frame });
             }
             Some(Syndrome::RnrNak { .. } | Syndrome::Nak(_) | Syndrome::Reserved(_)) => {}
             Some(Syndrome::Ack { .. }) | None => {
-                rules.judge(Rule::AnswersWhatArrived, psn.is_before(expected), || {
+                rules.judge(rule, psn.is_before(expected), || {
                     format!("{} of PSN {psn} is sent, though {expected} has not arrived", packet.info().name)
                 });
             }
@@ -306,19 +428,22 @@ impl Stream {
     }
 
     /// Takes a response that leaves to its receiver, undamaged.
-    pub(super) fn response_delivered(&mut self, packet: &Packet, now: Nanos) {
+    pub(super) fn response_delivered(&mut self, packet: &Packet, now: Nanos, frame: u64) {
         let psn = packet.bth.psn;
         let before = self.oldest;
+        let is_selective = packet.info().operation == Operation::SelectiveAcknowledge;
         let is_own =
             matches!(packet.info().operation, Operation::ReadResponse | Operation::AtomicAcknowledge);
         match packet.aeth().map(|aeth| aeth.kind()) {
+            // It names the first PSN that is missing.
+            _ if is_selective => self.acknowledge(psn),
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 self.acknowledge(psn);
-                self.nak = Some(psn).filter(|psn| psn.is_before(self.next));
+                self.nak = Some(Cause { psn, frame }).filter(|nak| nak.psn.is_before(self.next));
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.acknowledge(psn);
-                self.rnr = Some((psn, now + Nanos(rnr_timer_ns(timer))));
+                self.rnr = Some((Cause { psn, frame }, now + Nanos(rnr_timer_ns(timer))));
             }
             Some(Syndrome::Nak(_) | Syndrome::Reserved(_)) => self.is_given_up = true,
             Some(Syndrome::Ack { .. }) | None if is_own => {
@@ -331,7 +456,7 @@ impl Stream {
             Some(Syndrome::Ack { .. }) | None => self.acknowledge(psn.next()),
         }
         if self.oldest != before {
-            self.changed = now;
+            (self.changed, self.has_repeated) = (now, false);
         }
     }
 

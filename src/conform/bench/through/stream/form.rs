@@ -1,0 +1,94 @@
+//! The form of packets: lengths, and the order of operations and positions.
+
+use roxie_wire::{Operation, Packet, Position, Psn};
+
+use super::{MOST_SHAPES, MTUS, Request, Stream};
+use crate::through::rules::{Rule, Tally};
+
+impl Stream {
+    /// Checks the length of a packet of either direction.
+    pub(super) fn check_length(&mut self, packet: &Packet, rules: &mut Tally) {
+        let info = packet.info();
+        if !matches!(info.operation, Operation::Send | Operation::Write | Operation::ReadResponse) {
+            return;
+        }
+        let (length, mtu) = (packet.payload.len() as u32, self.mtu);
+        let holds = match info.position {
+            Position::First | Position::Middle => {
+                MTUS.contains(&length) && mtu.is_none_or(|mtu| mtu == length)
+            }
+            Position::Last => length > 0 && length <= mtu.unwrap_or(MTUS[0]),
+            Position::Only => length <= mtu.unwrap_or(MTUS[0]),
+        };
+        rules.judge(Rule::LengthsFit, holds, || {
+            let mtu = mtu.map_or("not known".to_owned(), |mtu| format!("{mtu} bytes by earlier packets"));
+            format!("{} of PSN {} has {length} bytes; the path MTU is {mtu}", info.name, packet.bth.psn)
+        });
+        if matches!(info.position, Position::First | Position::Middle) {
+            self.learn(length);
+        }
+    }
+
+    /// Checks the operation and position of a request, which ends before the PSN `end`, against those of the requests beside it.
+    pub(super) fn check_shape(&mut self, packet: &Packet, end: Psn, rules: &mut Tally) {
+        let (psn, info) = (packet.bth.psn, packet.info());
+        let shape = (info.operation, info.position);
+        let may_follow = |(operation, position): (Operation, Position), next: (Operation, Position)| {
+            let continues = matches!(next.1, Position::Middle | Position::Last);
+            match position {
+                Position::First | Position::Middle => continues && operation == next.0,
+                Position::Last | Position::Only => !continues,
+            }
+        };
+        let known = self.shapes.get(&psn.value()).copied();
+        // A READ may go on at any of its PSNs.
+        if let Some(known) = known.filter(|known| known.0 != Operation::ReadRequest) {
+            rules.judge(Rule::AgainAlike, known == shape, || {
+                format!("PSN {psn} is sent again as {}, and was {:?} {:?}", info.name, known.0, known.1)
+            });
+        }
+        let before = self.shapes.get(&(psn + 0x00ff_ffff).value()).copied();
+        let after = self.shapes.get(&end.value()).copied();
+        let pairs = [before.map(|before| (before, shape)), after.map(|after| (shape, after))];
+        for (one, next) in pairs.into_iter().flatten() {
+            rules.judge(Rule::OpcodesInOrder, may_follow(one, next), || {
+                format!("{:?} {:?} is followed by {:?} {:?}, at PSN {psn}", one.0, one.1, next.0, next.1)
+            });
+        }
+        if self.shapes.insert(psn.value(), shape).is_none() {
+            self.shaped.push_back(psn.value());
+        }
+        if self.shaped.len() > MOST_SHAPES
+            && let Some(oldest) = self.shaped.pop_front()
+        {
+            self.shapes.remove(&oldest);
+        }
+    }
+
+    /// Checks the position and length of a READ response by its request.
+    pub(super) fn check_response(&self, packet: &Packet, rules: &mut Tally) {
+        let (psn, info) = (packet.bth.psn, packet.info());
+        let Some(mtu) = self.mtu.filter(|_| info.operation == Operation::ReadResponse) else { return };
+        let covers = |request: &&Request| {
+            request.operation == Operation::ReadRequest
+                && !psn.is_before(request.psn)
+                && psn.is_before(request.psn + request.span(Some(mtu)))
+        };
+        let Some(request) = self.outstanding.iter().find(covers) else { return };
+        let (at, span) = (psn.distance_from(request.psn) as u32, request.span(Some(mtu)));
+        let is_last = at + 1 == span;
+        let length = if is_last { request.dma - at * mtu } else { mtu };
+        let may_begin = at == 0 || request.has_restarted;
+        let fits = match info.position {
+            Position::First => may_begin && !is_last,
+            Position::Middle => at > 0 && !is_last,
+            Position::Last => at > 0 && is_last,
+            Position::Only => may_begin && is_last,
+        };
+        let has = packet.payload.len() as u32;
+        rules.judge(Rule::ResponsesFit, fits && has == length, || {
+            let place = format!("packet {} of {span} of the READ of {} bytes", at + 1, request.dma);
+            format!("{} of {has} bytes has PSN {psn}: {place}, which has {length} bytes", info.name)
+        });
+    }
+}
