@@ -23,7 +23,7 @@ build:
 	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim
 	$(IN_TIME) 300 uverbs-shim/link target/release
 
-# What `make build` builds, and the programs of products: `roxie conform` and `roxie wire`, `roxie lab`, `roxie nvme` and
+# What `make build` builds, and the programs of products: `roxie conform`, `roxie judge` and `roxie wire`, `roxie lab`, `roxie nvme` and
 # `roxie nfs`.
 products:
 	@.ci/setup build

@@ -61,6 +61,8 @@ enum Command {
     Nvme(products::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
+    /// Judge the reliable connections in a capture by the rules of the specification
+    Judge(products::Arguments),
     /// Learn how the transport works: small runs of the engine, with pictures and controls
     Lab(products::Arguments),
     Show(show::Arguments),
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
         Command::Nvme(_) => products::start("nvme", &line[1..]),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
+        Command::Judge(_) => products::start("judge", &line[1..]),
         Command::Lab(_) => products::start("lab", &line[1..]),
         Command::Show(arguments) => show::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),

@@ -12,8 +12,9 @@ use roxie_report::described::{self, Described};
 use roxie_report::failure::Failure;
 
 /// Commands of products, and the program of each.
-const PRODUCTS: [(&str, &str); 5] = [
+const PRODUCTS: [(&str, &str); 6] = [
     ("conform", "roxie-conform"),
+    ("judge", "roxie-conform"),
     ("wire", "roxie-conform"),
     ("lab", "roxie-lab"),
     ("nfs", "roxie-storage"),

@@ -129,6 +129,7 @@ fn changed_json_has_a_new_version() {
     }
     formats.run("demo --port memory --no-programs --seconds 0.1");
     formats.run("demo congestion --no-programs --seconds 0.2 --senders 2 --rate 100");
+    formats.run(&format!("judge {}", data("lost-near.pcapng")));
     for lab in ["list", "check 1", "frame", "doorbell", "go-back-n", "dcqcn"] {
         formats.run(&format!("lab {lab}"));
     }

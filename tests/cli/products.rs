@@ -12,7 +12,7 @@ use crate::in_time::{CommandInTime, copy_program};
 use crate::{Finished, Running, roxie, run};
 
 /// Commands of products.
-pub(crate) const COMMANDS: [&str; 5] = ["conform", "lab", "nfs", "nvme", "wire"];
+pub(crate) const COMMANDS: [&str; 6] = ["conform", "judge", "lab", "nfs", "nvme", "wire"];
 /// The programs of products, which are packages too.
 const PROGRAMS: [&str; 3] = ["roxie-conform", "roxie-lab", "roxie-storage"];
 

@@ -1,4 +1,4 @@
-//! `roxie wire` and `roxie conform --through` as a user runs them, with `roxie perf` at both ends. Tests with a network need root, and are
+//! `roxie judge`, `roxie wire` and `roxie conform --through` as a user runs them, with `roxie perf` at both ends. Tests with a network need root, and are
 //! skipped with a message without it.
 
 #[path = "../../../../tests/support/commands.rs"]
@@ -8,6 +8,7 @@ mod in_time;
 #[path = "../../../../tests/support/network.rs"]
 mod network;
 
+mod judge;
 mod through;
 mod wire;
 
