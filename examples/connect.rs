@@ -13,8 +13,7 @@ use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use roxie::host::{ConnectionManager, Device, DeviceConfig, DialOptions, Stack};
-use roxie::port::udp::UdpConfig;
+use roxie::host::{ConnectionManager, Device, DeviceConfig};
 use roxie::verbs::{Access, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -29,15 +28,10 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => in_one_process(),
-        [interface] => serve(&open(interface)?),
-        [interface, server] => send(&open(interface)?, server.parse()?),
+        [interface] => serve(&Device::open(interface)?),
+        [interface, server] => send(&Device::open(interface)?, server.parse()?),
         _ => Err("usage: connect [INTERFACE [SERVER]]".into()),
     }
-}
-
-fn open(interface: &str) -> Result<Device> {
-    let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };
-    Ok(Device::open_udp(&udp, &Stack::default(), &DeviceConfig::default())?)
 }
 
 fn in_one_process() -> Result<()> {
@@ -55,18 +49,17 @@ fn serve(device: &Device) -> Result<()> {
     let gid = device.gids().into_iter().find(|entry| entry.gid.is_ipv4()).ok_or("no IPv4 address")?;
     let listener = manager.listen(SocketAddr::new(gid.gid.to_ip(), PORT), 8)?;
     println!("listening on {}:{PORT}", gid.gid.to_ip());
-    let request = listener.accept(PATIENCE)?.ok_or("nobody came")?;
-    let (pd, cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
-    let qp = pd.queue_pair(&cq).create()?;
-    let memory = pd.register(64, Access::LOCAL_WRITE)?;
     // A receive is posted before the peer may send, which is when the request is accepted.
-    qp.initialize(Access::empty())?;
-    qp.post_recv(1, &[memory.sge(0, 64)])?;
-    let connection = request.accept(qp, &DialOptions::default())?;
-    let wc = cq.wait(PATIENCE).ok_or("no message in time")?.ok()?;
+    let served = listener.serve(PATIENCE, |pd, qp| {
+        let memory = pd.register(64, Access::LOCAL_WRITE)?;
+        qp.post_recv(1, &[memory.sge(0, 64)])?;
+        Ok(memory)
+    })?;
+    let (client, memory) = served.ok_or("nobody came")?;
+    let wc = client.cq.wait(PATIENCE)?.ok()?;
     let message = memory.to_vec(0, wc.byte_len as usize)?;
-    println!("{} says: {}", connection.peer(), String::from_utf8_lossy(&message));
-    if !connection.wait_for_end(PATIENCE) {
+    println!("{} says: {}", client.connection.peer(), String::from_utf8_lossy(&message));
+    if !client.connection.wait_for_end(PATIENCE) {
         return Err("the client has not said good-bye".into());
     }
     Ok(())
@@ -75,7 +68,7 @@ fn serve(device: &Device) -> Result<()> {
 fn send(device: &Device, server: IpAddr) -> Result<()> {
     let dialed = ConnectionManager::start(device)?.dial(SocketAddr::new(server, PORT))?;
     dialed.connection.qp().post_send_inline(&SendWr::send().signaled(), GREETING)?;
-    dialed.cq.wait(PATIENCE).ok_or("no completion in time")?.ok()?;
+    dialed.cq.wait(PATIENCE)?.ok()?;
     println!("sent {} bytes; the server has them", GREETING.len());
     dialed.connection.disconnect()?;
     Ok(())

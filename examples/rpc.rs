@@ -90,7 +90,7 @@ impl Client {
     }
 
     fn answer(&self) -> Result<u64> {
-        self.cq.wait(PATIENCE).ok_or("no answer in time")?.ok()?;
+        self.cq.wait(PATIENCE)?.ok()?;
         Ok(u64::from_le_bytes(self.answer.to_vec(0, MESSAGE)?.try_into().expect("8 bytes")))
     }
 }

@@ -105,7 +105,7 @@ impl End {
 
     /// Polls for the completion of the posted request. Polling also runs the NIC.
     fn complete(&self) -> Result<Wc> {
-        Ok(self.cq.wait(PATIENCE).ok_or("no completion in time")?.ok()?)
+        Ok(self.cq.wait(PATIENCE)?.ok()?)
     }
 
     fn message(&self, wc: &Wc) -> Result<String> {

@@ -6,10 +6,29 @@
 //!
 //! # A device: `host` and `verbs`
 //!
-//! [`host`] is the API of applications. A [`host::Device`] is opened on an interface, through AF_XDP
-//! ([`host::Device::open_xdp`]) or UDP sockets ([`host::Device::open_udp`]), or is joined to another device
-//! in memory. [`verbs`] has the types: work requests, completions, attributes, states. The example connects
-//! two devices. A WRITE changes memory of the second one, without any action of its application:
+//! [`host`] is the API of applications. [`host::Device::open`] opens a device on an interface, and [`verbs`] has the types: work
+//! requests, completions, attributes, states. A client of a server that listens with `rdma_cm` or
+//! [`host::PortListener::serve`]:
+//!
+#![cfg_attr(feature = "udp", doc = "```no_run")]
+#![cfg_attr(not(feature = "udp"), doc = "```ignore")]
+//! use std::time::Duration;
+//!
+//! use roxie::host::{ConnectionManager, Device};
+//! use roxie::verbs::SendWr;
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let device = Device::open("eth0")?;
+//!     let client = ConnectionManager::start(&device)?.dial("192.0.2.1:7174".parse()?)?;
+//!     client.connection.qp().post_send_inline(&SendWr::send().signaled(), b"hello")?;
+//!     client.cq.wait(Duration::from_secs(10))?.ok()?;
+//!     client.connection.disconnect()?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Two devices joined in memory, without a network. A WRITE changes memory of the second one, without any action of its
+//! application:
 //!
 //! ```
 //! use roxie::host::{ConnectOptions, Device, DeviceConfig};

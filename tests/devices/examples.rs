@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use crate::in_time::CommandInTime;
 
 /// All examples, and the last output of each.
-const EXAMPLES: [(&str, &str); 9] = [
+const EXAMPLES: [(&str, &str); 10] = [
     ("connect", "says: hello by address and port"),
     ("counters", "4 clients took 2000 tickets, each another one"),
     ("key_value", "300 of 600 keys were found, and the server did nothing for it"),
@@ -17,6 +17,7 @@ const EXAMPLES: [(&str, &str); 9] = [
     ("send_recv", "received 15 bytes: hello over RDMA"),
     ("smb_direct", "24 files were the same after their way there and back"),
     ("virtual_time", " Gb/s of data from the server, whose link has 100 Gb/s"),
+    ("zero_copy", "64 MiB in "),
 ];
 
 /// Returns cargo's folder of examples. Builds them, unless `ROXIE_FOLDER` says where `.ci/test` has.

@@ -167,3 +167,43 @@ fn null_region_discards_a_message() {
     };
     assert_eq!((received.status, received.byte_len), (WcStatus::Success, 21));
 }
+
+#[test]
+fn buffer_comes_back_with_what_was_written() {
+    let (a, b) = pair();
+    let buffer: Vec<u8> = vec![1; 8192];
+    let bytes = buffer.as_ptr();
+    let region = b.pd.register_owned(buffer, Access::LOCAL_WRITE | Access::REMOTE_WRITE).expect("a region");
+    assert_eq!((region.address(), region.len()), (bytes as u64, 8192));
+    assert_eq!(write(&a, &b, region.address() + 8, region.rkey(), b"in place"), WcStatus::Success);
+    let (address, key) = (region.address(), region.rkey());
+    let buffer = region.into_buffer().expect("the device works");
+    assert_eq!((buffer.as_ptr(), buffer.len(), &buffer[7..17]), (bytes, 8192, &b"\x01in place\x01"[..]));
+    // Its key gives no more access.
+    assert_eq!(write(&a, &b, address, key, b"too late"), WcStatus::RemAccess);
+    assert_eq!(buffer[0], 1);
+}
+
+#[test]
+fn refused_buffer_is_returned() {
+    let (_a, b) = pair();
+    let buffer = vec![7; 100];
+    let bytes = buffer.as_ptr();
+    // A peer may write only where the device may.
+    let refused = b.pd.register_owned(buffer, Access::REMOTE_WRITE).expect_err("flags that contradict");
+    assert_eq!((refused.buffer.as_ptr(), refused.buffer.len()), (bytes, 100));
+    assert!(refused.to_string().contains("local write"), "{refused}");
+}
+
+#[test]
+fn bound_buffer_comes_back_unbound() {
+    let (a, b) = pair();
+    let region = b.pd.register_owned(vec![0; 4096], Access::LOCAL_WRITE | Access::MW_BIND).expect("a region");
+    let mut window = b.pd.alloc_window(MwType::Two).expect("a window");
+    let range = WindowRange { region: &region, offset: 0, length: 4096, access: Access::REMOTE_WRITE };
+    let key = b.qp.bind_window(1, SIGNALED, &mut window, &range).expect("posted");
+    assert_eq!(next(&b, &a).status, WcStatus::Success);
+    let address = region.address();
+    assert_eq!(region.into_buffer().expect("the device works").len(), 4096);
+    assert_eq!(write(&a, &b, address, key, b"too late"), WcStatus::RemAccess);
+}

@@ -10,6 +10,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use roxie::host::inspect::snapshots;
 use roxie::host::{
     AhOptions, CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack,
+    WaitError,
 };
 use roxie::netdev::{IfAddr, Interface, Links, NetNs};
 use roxie::port::udp::UdpConfig;
@@ -90,7 +91,7 @@ impl End {
     fn send_to(&self, there: &End) -> bool {
         there.qp.post_recv(1, &[there.memory.sge(0, 64)]).expect("room");
         self.qp.post_send(&SendWr::default(), &[self.memory.sge(0, 64)]).expect("room");
-        let ok = |wc: Option<Wc>| wc.is_some_and(|wc| wc.status == WcStatus::Success);
+        let ok = |wc: Result<Wc, WaitError>| wc.is_ok_and(|wc| wc.status == WcStatus::Success);
         ok(there.cq.wait(Duration::from_secs(5))) && ok(self.cq.wait(Duration::from_secs(5)))
     }
 }

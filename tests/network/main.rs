@@ -32,6 +32,7 @@ mod marks;
 #[cfg(feature = "xdp")]
 mod multicast;
 mod netdev;
+mod opened;
 mod packet;
 #[cfg(feature = "xdp")]
 mod restarted;

@@ -143,7 +143,7 @@ fn pfc_stops_only_its_priority() {
     let (raw, sent, _pd) = raw_qp(&remote);
     let began = Instant::now();
     raw.post_send_inline(&SendWr::default(), &frame).expect("room");
-    assert_eq!(sent.wait(PATIENCE).map(|wc| wc.status), Some(WcStatus::Success));
+    assert_eq!(sent.wait(PATIENCE).map(|wc| wc.status), Ok(WcStatus::Success));
     let until = Instant::now() + PATIENCE;
     while counter(&local, "rx_prio3_pause") == 0 {
         local.poll();

@@ -89,6 +89,17 @@ pub struct CompletionQueue {
     inner: Arc<CqInner>,
 }
 
+/// Why no completion came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// The time is over.
+    #[error("no completion came within {0:?}")]
+    TimedOut(Duration),
+    /// The device has failed: none will come.
+    #[error("the device has failed")]
+    DeviceFailed,
+}
+
 impl CompletionQueue {
     pub(super) fn keep_alive(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
         Arc::clone(&self.inner) as _
@@ -141,15 +152,20 @@ impl CompletionQueue {
     }
 
     /// Polls until a completion comes or `timeout` has passed. A timeout beyond the clock's range (`Duration::MAX`) is infinite.
-    /// Returns `None` immediately if the device has failed.
-    pub fn wait(&self, timeout: Duration) -> Option<Wc> {
+    ///
+    /// # Errors
+    /// If the time is over; immediately if the device has failed.
+    pub fn wait(&self, timeout: Duration) -> Result<Wc, WaitError> {
         let until = Instant::now().checked_add(timeout);
         loop {
             if let Some(wc) = self.poll_one() {
-                return Some(wc);
+                return Ok(wc);
             }
-            if self.inner.device.has_failed() || until.is_some_and(|until| Instant::now() >= until) {
-                return None;
+            if self.inner.device.has_failed() {
+                return Err(WaitError::DeviceFailed);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Err(WaitError::TimedOut(timeout));
             }
         }
     }

@@ -179,9 +179,7 @@ pub struct MemoryRegion {
 impl Drop for MemoryRegion {
     /// Unbinds windows that are still bound to the region, so that they no longer reach its memory.
     fn drop(&mut self) {
-        if self.registered {
-            let _ = self.pd.inner.device.execute(Command::ReleaseMemory(self.index));
-        }
+        let _ = self.release();
     }
 }
 
@@ -223,6 +221,17 @@ impl MemoryRegion {
     pub fn deregister(&mut self) -> Result<(), DeviceError> {
         self.pd.inner.device.execute(Command::DeregisterMemory(self.index))?;
         self.registered = false;
+        Ok(())
+    }
+
+    /// Deregisters the region, if it still is registered, and unbinds its windows.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub(super) fn release(&mut self) -> Result<(), DeviceError> {
+        if std::mem::take(&mut self.registered) {
+            self.pd.inner.device.execute(Command::ReleaseMemory(self.index))?;
+        }
         Ok(())
     }
 

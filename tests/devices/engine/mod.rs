@@ -17,7 +17,7 @@ use bent::Bent;
 use roxie::engine::{Drive, Engine};
 use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion,
-    ProtectionDomain, QueuePair,
+    ProtectionDomain, QueuePair, WaitError,
 };
 use roxie::nic::{Answer, Command, CongestionConfig, ControlError, MemoryCommand, NicConfig, ReceiveSource};
 use roxie::port::loopback::LoopbackPort;
@@ -387,7 +387,7 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
         let refused = a.device.alloc_pd().expect_err("an error");
         assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
     }
-    assert_eq!(a.cq.wait(Duration::from_secs(3600)), None);
+    assert_eq!(a.cq.wait(Duration::from_secs(3600)), Err(WaitError::DeviceFailed));
     assert_eq!(a.device.counter("retransmitted_packets"), 0, "counters can still be read");
     assert!(start.elapsed() < Duration::from_secs(2), "no wait for a failed engine: {:?}", start.elapsed());
 }

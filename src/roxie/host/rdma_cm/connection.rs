@@ -221,7 +221,7 @@ impl Connection {
         let until = Instant::now() + timeout;
         loop {
             let remaining = until.saturating_duration_since(Instant::now());
-            if let Some(wc) = cq.wait(remaining.min(LOOK_FOR_END)) {
+            if let Ok(wc) = cq.wait(remaining.min(LOOK_FOR_END)) {
                 return Ok(Some(wc));
             }
             if self.wait_for_end(Duration::ZERO) {

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::super::adapter::DeviceSlot;
+use super::super::pd::ProtectionDomain;
 use super::super::qp::QueuePair;
 use super::connection::{Connection, ConnectionLine, failure, set_up};
 use super::dispatcher::{Events, is_pending};
-use super::{DialError, DialOptions, Shared, local_qp};
+use super::{DialError, DialOptions, Dialed, Shared, local_qp};
 use roxie_base::roster::{BoundPort, PortName, PortRequest};
 use roxie_nic::cm::{AcceptOptions, Event, ListenOn, Listener, Route};
 use roxie_nic::verbs::Mtu;
@@ -106,6 +107,27 @@ impl PortListener {
                 None => return Ok(None),
             }
         }
+    }
+
+    /// Accepts the next connection, with a protection domain, a completion queue and a QP made for it, and default options: what
+    /// [`ConnectionManager::dial`](super::ConnectionManager::dial) does at the other end. `prepare` posts the receives for the
+    /// peer's first messages, and returns what they need. `None`: no request came in time.
+    ///
+    /// # Errors
+    /// Those of [`PortListener::accept`], [`ConnectionRequest::accept`] and `prepare`; also if the device has no room for the
+    /// objects.
+    pub fn serve<T>(
+        &self,
+        timeout: Duration,
+        prepare: impl FnOnce(&ProtectionDomain, &QueuePair) -> Result<T, DialError>,
+    ) -> Result<Option<(Dialed, T)>, DialError> {
+        let Some(request) = self.accept(timeout)? else { return Ok(None) };
+        let options = DialOptions::default();
+        let (pd, cq, qp) = self.shared.objects()?;
+        qp.initialize(options.access)?;
+        let prepared = prepare(&pd, &qp)?;
+        let connection = request.accept(qp, &options)?;
+        Ok(Some((Dialed { connection, pd, cq }, prepared)))
     }
 
     /// Returns the pending requests.

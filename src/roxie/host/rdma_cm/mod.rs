@@ -4,7 +4,7 @@
 //! use std::net::SocketAddr;
 //! use std::time::Duration;
 //!
-//! use roxie::host::{ConnectionManager, Device, DeviceConfig, DialOptions};
+//! use roxie::host::{ConnectionManager, Device, DeviceConfig};
 //! use roxie::verbs::{Access, SendWr};
 //!
 //! let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
@@ -13,23 +13,22 @@
 //! let listener = server.listen(address, 8)?;
 //!
 //! let serving = std::thread::spawn(move || {
-//!     let request = listener.accept(Duration::from_secs(10))?.expect("a request");
-//!     let (pd, cq) = (far.alloc_pd()?, far.create_cq(16, None)?);
-//!     let qp = pd.queue_pair(&cq).create()?;
-//!     let memory = pd.register(64, Access::LOCAL_WRITE)?;
 //!     // Post a receive before the peer may send.
-//!     qp.initialize(Access::empty())?;
-//!     qp.post_recv(1, &[memory.sge(0, 64)])?;
-//!     let connection = request.accept(qp, &DialOptions::default())?;
-//!     let received = cq.wait(Duration::from_secs(10)).expect("a message").ok()?;
-//!     assert_eq!(received.byte_len, 5);
-//!     assert!(connection.wait_for_end(Duration::from_secs(10)));
+//!     let served = listener.serve(Duration::from_secs(10), |pd, qp| {
+//!         let memory = pd.register(64, Access::LOCAL_WRITE)?;
+//!         qp.post_recv(1, &[memory.sge(0, 64)])?;
+//!         Ok(memory)
+//!     })?;
+//!     let (server, memory) = served.expect("a request");
+//!     let received = server.cq.wait(Duration::from_secs(10))?.ok()?;
+//!     assert_eq!(memory.to_vec(0, received.byte_len as usize)?, b"hello");
+//!     assert!(server.connection.wait_for_end(Duration::from_secs(10)));
 //!     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! });
 //!
 //! let client = ConnectionManager::start(&near)?.dial(address)?;
 //! client.connection.qp().post_send_inline(&SendWr::send().signaled(), b"hello")?;
-//! client.cq.wait(Duration::from_secs(10)).expect("a completion").ok()?;
+//! client.cq.wait(Duration::from_secs(10))?.ok()?;
 //! client.connection.disconnect()?;
 //! serving.join().expect("no panic")?;
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -221,7 +220,7 @@ impl Shared {
     }
 }
 
-/// A connection with the objects that [`ConnectionManager::dial`] made for it.
+/// A connection with the objects that [`ConnectionManager::dial`] or [`PortListener::serve`] made for it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Dialed {
@@ -296,11 +295,7 @@ impl ConnectionManager {
     /// # Errors
     /// The errors of [`ConnectionManager::connect`]; also if the device has no room for the objects.
     pub fn dial(&self, to: SocketAddr) -> Result<Dialed, DialError> {
-        let device = &self.shared.device;
-        let pd = device.alloc_pd()?;
-        let caps = QpCaps::default();
-        let cq = device.create_cq(caps.max_send_wr + caps.max_recv_wr, None)?;
-        let qp = pd.queue_pair(&cq).caps(caps).create()?;
+        let (pd, cq, qp) = self.shared.objects()?;
         let connection = self.connect(qp, to, &DialOptions::default())?;
         Ok(Dialed { connection, pd, cq })
     }
@@ -333,6 +328,15 @@ impl ConnectionManager {
 }
 
 impl Shared {
+    /// Makes the objects of a connection.
+    fn objects(&self) -> Result<(ProtectionDomain, CompletionQueue, QueuePair), DialError> {
+        let pd = self.device.alloc_pd()?;
+        let caps = QpCaps::default();
+        let cq = self.device.create_cq(caps.max_send_wr + caps.max_recv_wr, None)?;
+        let qp = pd.queue_pair(&cq).caps(caps).create()?;
+        Ok((pd, cq, qp))
+    }
+
     /// Returns listeners and connections for snapshots.
     fn cm_ids(&self) -> Vec<CmIdEntry> {
         let entry = |id, state, src, qpn| CmIdEntry { id, ps: "TCP".into(), state, src, dst: None, qpn };

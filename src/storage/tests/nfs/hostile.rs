@@ -61,7 +61,7 @@ impl Bare {
         self.connection.qp().post_send(&SendWr::send().signaled(), &[sge]).ok()?;
         let until = Instant::now() + PATIENCE;
         loop {
-            let Some(wc) = self.cq.wait(Duration::from_millis(20)) else {
+            let Ok(wc) = self.cq.wait(Duration::from_millis(20)) else {
                 if self.connection.wait_for_end(Duration::ZERO) {
                     return None;
                 }

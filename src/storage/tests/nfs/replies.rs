@@ -59,7 +59,7 @@ impl Odd {
             let connection = request.accept(qp, &DialOptions::default()).expect("a connection");
             let mut sent = 0;
             while !connection.wait_for_end(Duration::ZERO) {
-                let Some(wc) = cq.wait(Duration::from_millis(20)) else { continue };
+                let Ok(wc) = cq.wait(Duration::from_millis(20)) else { continue };
                 if wc.status != WcStatus::Success {
                     return;
                 }
