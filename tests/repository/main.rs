@@ -3,6 +3,7 @@
 #[path = "../support/in_time.rs"]
 mod in_time;
 
+mod commits;
 mod conformance;
 mod figures;
 mod release;
