@@ -299,7 +299,13 @@ mod tests {
         let by_chapter = page::by_chapter(&chapters, &annotations);
         assert_eq!(page::totals(&by_chapter).map(|(_, count)| count), [2, 1, 0, 0, 1, 1]);
         let made = page::write(&by_chapter);
-        assert!(made.contains("| [made_up.rs](../src/made_up.rs) `f` | **missing** |"), "{made}");
+        assert!(
+            made.contains("\nServices, unless a rule names others: RC.\n")
+                && made.contains(
+                    "| 9.7.1 | It asks for this and that. | [`f`](../src/made_up.rs) | **missing** |"
+                ),
+            "{made}"
+        );
         assert!(
             made.contains("- 9.7.6.1.3 C9-140 (RC, UC): It asks for more. Today: nothing happens."),
             "{made}"

@@ -53,13 +53,12 @@ pub fn totals(chapters: &[(&str, Vec<Kept<'_>>)]) -> [(&'static str, usize); 6] 
 const HEAD: &str = "\
 # Conformance
 
-The rules of the InfiniBand Architecture Specification, volume 1, for RC and XRC, UC, UD and raw packets: where Roxie keeps each, which test
-would fail if it did not, and what is missing. Rules are in our words. Clauses are those of release 1.4 as others cite them (A17: annex of
-RoCE v2, A16: of RoCE v1, A14: of XRC, A19: of memory placement; C9-140: a compliance statement); some name a chapter alone. A rule that is not
-listed is not counted as missing. Rules of the link and of management are not listed.
+Rules of the InfiniBand Architecture Specification, volume 1, for RC, XRC, UC, UD and raw packets, in our words: the code that keeps each,
+and the tests that fail if it is broken. Clauses are of release 1.4, as others cite them. A14 is the annex of XRC, A16 of RoCE v1, A17 of
+RoCE v2, A19 of memory placement; C9-140 is a compliance statement. Some name a chapter alone. Not listed, and not counted as
+missing: rules of the link and of management.
 
-`make conformance` writes this page from [the list of rules](../tests/repository/conformance/rules.txt) and from annotations in the sources:
-[how to add one](../CONTRIBUTING.md#a-rule-of-the-specification).
+`make conformance` writes this page: [how to add a rule](../CONTRIBUTING.md#a-rule-of-the-specification).
 ";
 
 /// The page.
@@ -71,13 +70,13 @@ pub fn write(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
     }
     open(&mut page, chapters);
     for (title, rules) in chapters {
-        write!(
-            page,
-            "\n## {title}\n\n| clause | for | rule | code | tests |\n| --- | --- | --- | --- | --- |\n"
-        )
-        .expect("a string grows");
-        for kept in rules {
-            row(&mut page, kept);
+        let kept: Vec<&Kept<'_>> = rules.iter().filter(|kept| !kept.code.is_empty()).collect();
+        let Some(usual) = most_common_services(&kept) else { continue };
+        write!(page, "\n## {title}\n\nServices, unless a rule names others: {usual}.\n\n")
+            .expect("a string grows");
+        page.push_str("| clause | rule | code | tests |\n| --- | --- | --- | --- |\n");
+        for kept in kept {
+            row(&mut page, kept, &usual);
         }
     }
     page
@@ -101,19 +100,23 @@ fn open(page: &mut String, chapters: &[(&str, Vec<Kept<'_>>)]) {
     list("Kept in another way", |kept| kept.is_whole() && kept.rule.today.is_some());
 }
 
-fn row(page: &mut String, Kept { rule, code, tests }: &Kept<'_>) {
-    let (code, tests) = (places(code), places(tests));
-    writeln!(
-        page,
-        "| {} | {} | {} | {code} | {tests} |",
-        rule.clause,
-        rule.services.join(", "),
-        rule.text.replace('|', "\\|")
-    )
-    .expect("a string grows");
+/// Services of most rules, which a chapter names once. `None`: there are no rules.
+fn most_common_services(rules: &[&Kept<'_>]) -> Option<String> {
+    let all: Vec<String> = rules.iter().map(|kept| kept.rule.services.join(", ")).collect();
+    let count = |services: &&String| all.iter().filter(|other| other == services).count();
+    // `max_by_key` returns the last of several with the same count: from the end, that is the first.
+    all.iter().rev().max_by_key(count).cloned()
 }
 
-/// Items with links to their files, each file once.
+fn row(page: &mut String, Kept { rule, code, tests }: &Kept<'_>, usual: &str) {
+    let services = rule.services.join(", ");
+    let services = if services == usual { String::new() } else { format!("{services}: ") };
+    let text = rule.text.replace('|', "\\|");
+    writeln!(page, "| {} | {services}{text} | {} | {} |", rule.clause, places(code), places(tests))
+        .expect("a string grows");
+}
+
+/// Items with links to their files.
 fn places(annotations: &[&Annotation]) -> String {
     if annotations.is_empty() {
         return "**missing**".to_owned();
@@ -125,10 +128,7 @@ fn places(annotations: &[&Annotation]) -> String {
             items.push(&annotation.item);
         }
     }
-    let of_file = |(file, items): (&str, Vec<&str>)| {
-        let items: Vec<_> = items.iter().map(|item| format!("`{item}`")).collect();
-        let short = file.strip_prefix("src/").or(file.strip_prefix("tests/")).unwrap_or(file);
-        format!("[{short}](../{file}) {}", items.join(", "))
-    };
-    files.into_iter().map(of_file).collect::<Vec<_>>().join("; ")
+    let links =
+        files.iter().flat_map(|(file, items)| items.iter().map(move |item| format!("[`{item}`](../{file})")));
+    links.collect::<Vec<_>>().join(", ")
 }
