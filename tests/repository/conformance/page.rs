@@ -1,4 +1,4 @@
-//! The page that rules and annotations make.
+//! The page and the table that rules and annotations make.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -53,15 +53,20 @@ pub fn totals(chapters: &[(&str, Vec<Kept<'_>>)]) -> [(&'static str, usize); 6] 
 const HEAD: &str = "\
 # Conformance
 
-Rules of the InfiniBand Architecture Specification, volume 1, for RC, XRC, UC, UD and raw packets, in our words: the code that keeps each,
-and the tests that fail if it is broken. Clauses are of release 1.4, as others cite them. A14 is the annex of XRC, A16 of RoCE v1, A17 of
-RoCE v2, A19 of memory placement; C9-140 is a compliance statement. Some name a chapter alone. Not listed, and not counted as
-missing: rules of the link and of management.
+Rules of the InfiniBand Architecture Specification, volume 1, for RC, XRC, UC, UD and raw packets, in our words. [The
+table](conformance.csv) has a line for each: the code that keeps it, and the tests that fail if it is broken. Both carry the rule's name:
+`grep -rn duplicate-is-not-executed src tests`. This page has the rules that Roxie does not keep as they stand.
+[`roxie conform`](conform.md) checks any peer.
 
-`make conformance` writes this page: [how to add a rule](../CONTRIBUTING.md#a-rule-of-the-specification).
+Clauses are of release 1.4, as others cite them. A14 is the annex of XRC, A16 of RoCE v1, A17 of RoCE v2, A19 of memory placement; C9-140 is
+a compliance statement. Some name a chapter alone. Not listed, and not counted as missing: rules of the link and of management.
+
+`make conformance` writes page and table: [how to add a rule](../CONTRIBUTING.md#a-rule-of-the-specification).
 ";
+/// First line of the table.
+const COLUMNS: &str = "chapter,clause,services,rule,text,instead,code,tests";
 
-/// The page.
+/// The page: counts, and rules that are missing or kept in another way.
 pub fn write(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
     let mut page = HEAD.to_owned();
     page.push_str("\n| | |\n| --- | ---: |\n");
@@ -69,17 +74,23 @@ pub fn write(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
         writeln!(page, "| {what} | {count} |").expect("a string grows");
     }
     open(&mut page, chapters);
+    page
+}
+
+/// The table: a line of comma-separated values for each rule.
+pub fn table(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
+    let mut table = format!("{COLUMNS}\n");
     for (title, rules) in chapters {
-        let kept: Vec<&Kept<'_>> = rules.iter().filter(|kept| !kept.code.is_empty()).collect();
-        let Some(usual) = most_common_services(&kept) else { continue };
-        write!(page, "\n## {title}\n\nServices, unless a rule names others: {usual}.\n\n")
-            .expect("a string grows");
-        page.push_str("| clause | rule | code | tests |\n| --- | --- | --- | --- |\n");
-        for kept in kept {
-            row(&mut page, kept, &usual);
+        for Kept { rule, code, tests } in rules {
+            let (services, code, tests) = (rule.services.join(", "), places(code), places(tests));
+            let today = rule.today.as_deref().unwrap_or_default();
+            let fields: [&str; 8] =
+                [title, &rule.clause, &services, &rule.name, &rule.text, today, &code, &tests];
+            let quoted = fields.map(|field| format!("\"{}\"", field.replace('"', "\"\"")));
+            writeln!(table, "{}", quoted.join(",")).expect("a string grows");
         }
     }
-    page
+    table
 }
 
 /// Returns the list of missing and deviating rules.
@@ -100,27 +111,8 @@ fn open(page: &mut String, chapters: &[(&str, Vec<Kept<'_>>)]) {
     list("Kept in another way", |kept| kept.is_whole() && kept.rule.today.is_some());
 }
 
-/// Services of most rules, which a chapter names once. `None`: there are no rules.
-fn most_common_services(rules: &[&Kept<'_>]) -> Option<String> {
-    let all: Vec<String> = rules.iter().map(|kept| kept.rule.services.join(", ")).collect();
-    let count = |services: &&String| all.iter().filter(|other| other == services).count();
-    // `max_by_key` returns the last of several with the same count: from the end, that is the first.
-    all.iter().rev().max_by_key(count).cloned()
-}
-
-fn row(page: &mut String, Kept { rule, code, tests }: &Kept<'_>, usual: &str) {
-    let services = rule.services.join(", ");
-    let services = if services == usual { String::new() } else { format!("{services}: ") };
-    let text = rule.text.replace('|', "\\|");
-    writeln!(page, "| {} | {services}{text} | {} | {} |", rule.clause, places(code), places(tests))
-        .expect("a string grows");
-}
-
-/// Items with links to their files.
+/// Items, each file once.
 fn places(annotations: &[&Annotation]) -> String {
-    if annotations.is_empty() {
-        return "**missing**".to_owned();
-    }
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for annotation in annotations {
         let items = files.entry(&annotation.file).or_default();
@@ -128,7 +120,6 @@ fn places(annotations: &[&Annotation]) -> String {
             items.push(&annotation.item);
         }
     }
-    let links =
-        files.iter().flat_map(|(file, items)| items.iter().map(move |item| format!("[`{item}`](../{file})")));
-    links.collect::<Vec<_>>().join(", ")
+    let of_file = |(file, items): (&str, Vec<&str>)| format!("{file}: {}", items.join(", "));
+    files.into_iter().map(of_file).collect::<Vec<_>>().join("; ")
 }
