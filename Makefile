@@ -74,7 +74,7 @@ test-all:
 	$(IN_TIME) 14400 interop/suites
 	@.ci/test all
 
-# Writes docs/conformance.md anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
+# Writes docs/conformance.md and its table anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
 conformance:
 	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test repository the_page -- --nocapture
 

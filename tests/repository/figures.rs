@@ -319,7 +319,7 @@ fn tables_of_pages_follow_from_the_figures() {
         tables += page.matches(BEGIN).count();
         compare(&path, &with_tables(&page).unwrap_or_else(|why| panic!("{path}: {why}")));
     }
-    assert!(tables >= 10, "{tables} tables found: are the markers still read?");
+    assert!(tables >= 8, "{tables} tables found: are the markers still read?");
 }
 
 #[test]

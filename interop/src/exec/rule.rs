@@ -31,12 +31,24 @@ impl<C, R> Rule<C, R> {
 
 /// Returns the table as Markdown.
 pub(super) fn lines<C: Display, R: Display>(rules: &[Rule<C, R>], script: &str) -> String {
-    let mut lines = format!(
-        "| case | {script} | specification | rdma_rxe of Linux 6.1 | of Linux {NEWEST} | Roxie |\n\
-         | --- | --- | --- | --- | --- | --- |\n"
-    );
+    let mut lines = format!("| case | {script} | specification | reaction |\n| --- | --- | --- | --- |\n");
     for Rule { case, script, specification, rxe_6_1, rxe_newest, roxie } in rules {
-        lines += &format!("| `{case}` | {script} | {specification} | {rxe_6_1} | {rxe_newest} | {roxie} |\n");
+        let reaction = reaction(rxe_6_1, rxe_newest, roxie);
+        lines += &format!("| `{case}` | {script} | {specification} | {reaction} |\n");
     }
     lines
+}
+
+/// Returns the reaction of all, or of each that differs.
+fn reaction<R: Display>(rxe_6_1: &R, rxe_newest: &R, roxie: &R) -> String {
+    let [rxe_6_1, rxe_newest, roxie] = [rxe_6_1, rxe_newest, roxie].map(|reaction| reaction.to_string());
+    if rxe_6_1 == rxe_newest && rxe_newest == roxie {
+        return roxie;
+    }
+    let rxe = if rxe_6_1 == rxe_newest {
+        format!("rxe: {rxe_6_1}")
+    } else {
+        format!("rxe 6.1: {rxe_6_1}<br>rxe {NEWEST}: {rxe_newest}")
+    };
+    format!("{rxe}<br>Roxie: {roxie}")
 }

@@ -1,4 +1,4 @@
-//! Checks Roxie against its column of the tables of invalid packets, and the page against the tables.
+//! Checks Roxie against the tables of invalid packets, and the page against the tables.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -1,8 +1,8 @@
 //! The rules of the specification: which there are, where the code keeps them, which tests hold them to it, and the page that says
 //! so.
 //!
-//! [`rules`] reads the registry, [`source`] the annotations, [`page`] makes `docs/conformance.md` of both. `CONFORMANCE=write` writes
-//! the page instead of comparing it.
+//! [`rules`] reads the registry, [`source`] the annotations, [`page`] makes `docs/conformance.md` and its table of both.
+//! `CONFORMANCE=write` writes them instead of comparing them.
 
 #![allow(unreachable_pub)]
 
@@ -17,6 +17,7 @@ use rules::{Chapter, Rule};
 use source::Annotation;
 
 const PAGE: &str = "docs/conformance.md";
+const TABLE: &str = "docs/conformance.csv";
 
 fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
@@ -92,25 +93,29 @@ fn a_rule_without_code_says_what_happens_today() {
     none(&unexplained(&registry(), &annotations()));
 }
 
-#[test]
-fn the_page_is_what_rules_and_annotations_make() {
-    let (chapters, annotations) = (registry(), annotations());
-    let by_chapter = page::by_chapter(&chapters, &annotations);
-    let made = page::write(&by_chapter);
-    for (what, count) in page::totals(&by_chapter) {
-        println!("{count:>4} {what}");
-    }
+/// Compares a file with its contents as rules and annotations make them, or writes it.
+fn compare(path: &str, made: &str) {
     if std::env::var("CONFORMANCE").is_ok_and(|wish| wish == "write") {
-        fs::write(root().join(PAGE), made).expect("the page is written");
-        return;
+        return fs::write(root().join(path), made).expect("the file is written");
     }
-    let there = read(PAGE);
+    let there = read(path);
     let differs = there.lines().zip(made.lines()).find(|(there, made)| there != made);
     let (there_is, made_is) = differs.unwrap_or(("its end", "its end"));
     assert!(
         there == made,
-        "{PAGE} is not up to date: `make conformance` writes it\n  there: {there_is}\n  made:  {made_is}"
+        "{path} is not up to date: `make conformance` writes it\n  there: {there_is}\n  made:  {made_is}"
     );
+}
+
+#[test]
+fn the_page_is_what_rules_and_annotations_make() {
+    let (chapters, annotations) = (registry(), annotations());
+    let by_chapter = page::by_chapter(&chapters, &annotations);
+    for (what, count) in page::totals(&by_chapter) {
+        println!("{count:>4} {what}");
+    }
+    compare(PAGE, &page::write(&by_chapter));
+    compare(TABLE, &page::table(&by_chapter));
 }
 
 /// A page that is cut at random would pass a comparison with itself: whole chapters must be there.
@@ -299,10 +304,13 @@ mod tests {
         let by_chapter = page::by_chapter(&chapters, &annotations);
         assert_eq!(page::totals(&by_chapter).map(|(_, count)| count), [2, 1, 0, 0, 1, 1]);
         let made = page::write(&by_chapter);
-        assert!(made.contains("| [made_up.rs](../src/made_up.rs) `f` | **missing** |"), "{made}");
-        assert!(
-            made.contains("- 9.7.6.1.3 C9-140 (RC, UC): It asks for more. Today: nothing happens."),
-            "{made}"
-        );
+        let missing = "- 9.7.6.1.3 C9-140 (RC, UC): It asks for more. Today: nothing happens.";
+        assert!(made.contains(missing), "{made}");
+        let table = page::table(&by_chapter);
+        let lines = [
+            r#""Chapter","9.7.1","RC","first-rule","It asks for this and that.","","src/made_up.rs: f","""#,
+            r#""Chapter","9.7.6.1.3 C9-140","RC, UC","second-rule","It asks for more.","nothing happens.","","""#,
+        ];
+        assert!(table.lines().skip(1).eq(lines), "{table}");
     }
 }

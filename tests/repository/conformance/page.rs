@@ -1,4 +1,4 @@
-//! The page that rules and annotations make.
+//! The page and the table that rules and annotations make.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -53,16 +53,20 @@ pub fn totals(chapters: &[(&str, Vec<Kept<'_>>)]) -> [(&'static str, usize); 6] 
 const HEAD: &str = "\
 # Conformance
 
-The rules of the InfiniBand Architecture Specification, volume 1, for RC and XRC, UC, UD and raw packets: where Roxie keeps each, which test
-would fail if it did not, and what is missing. Rules are in our words. Clauses are those of release 1.4 as others cite them (A17: annex of
-RoCE v2, A16: of RoCE v1, A14: of XRC, A19: of memory placement; C9-140: a compliance statement); some name a chapter alone. A rule that is not
-listed is not counted as missing. Rules of the link and of management are not listed.
+Rules of the InfiniBand Architecture Specification, volume 1, for RC, XRC, UC, UD and raw packets, in our words. [The
+table](conformance.csv) has a line for each: the code that keeps it, and the tests that fail if it is broken. Both carry the rule's name:
+`grep -rn duplicate-is-not-executed src tests`. This page has the rules that Roxie does not keep as they stand.
+[`roxie conform`](conform.md) checks any peer.
 
-`make conformance` writes this page from [the list of rules](../tests/repository/conformance/rules.txt) and from annotations in the sources:
-[how to add one](../CONTRIBUTING.md#a-rule-of-the-specification).
+Clauses are of release 1.4, as others cite them. A14 is the annex of XRC, A16 of RoCE v1, A17 of RoCE v2, A19 of memory placement; C9-140 is
+a compliance statement. Some name a chapter alone. Not listed, and not counted as missing: rules of the link and of management.
+
+`make conformance` writes page and table: [how to add a rule](../CONTRIBUTING.md#a-rule-of-the-specification).
 ";
+/// First line of the table.
+const COLUMNS: &str = "chapter,clause,services,rule,text,instead,code,tests";
 
-/// The page.
+/// The page: counts, and rules that are missing or kept in another way.
 pub fn write(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
     let mut page = HEAD.to_owned();
     page.push_str("\n| | |\n| --- | ---: |\n");
@@ -70,17 +74,23 @@ pub fn write(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
         writeln!(page, "| {what} | {count} |").expect("a string grows");
     }
     open(&mut page, chapters);
+    page
+}
+
+/// The table: a line of comma-separated values for each rule.
+pub fn table(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
+    let mut table = format!("{COLUMNS}\n");
     for (title, rules) in chapters {
-        write!(
-            page,
-            "\n## {title}\n\n| clause | for | rule | code | tests |\n| --- | --- | --- | --- | --- |\n"
-        )
-        .expect("a string grows");
-        for kept in rules {
-            row(&mut page, kept);
+        for Kept { rule, code, tests } in rules {
+            let (services, code, tests) = (rule.services.join(", "), places(code), places(tests));
+            let today = rule.today.as_deref().unwrap_or_default();
+            let fields: [&str; 8] =
+                [title, &rule.clause, &services, &rule.name, &rule.text, today, &code, &tests];
+            let quoted = fields.map(|field| format!("\"{}\"", field.replace('"', "\"\"")));
+            writeln!(table, "{}", quoted.join(",")).expect("a string grows");
         }
     }
-    page
+    table
 }
 
 /// Returns the list of missing and deviating rules.
@@ -101,23 +111,8 @@ fn open(page: &mut String, chapters: &[(&str, Vec<Kept<'_>>)]) {
     list("Kept in another way", |kept| kept.is_whole() && kept.rule.today.is_some());
 }
 
-fn row(page: &mut String, Kept { rule, code, tests }: &Kept<'_>) {
-    let (code, tests) = (places(code), places(tests));
-    writeln!(
-        page,
-        "| {} | {} | {} | {code} | {tests} |",
-        rule.clause,
-        rule.services.join(", "),
-        rule.text.replace('|', "\\|")
-    )
-    .expect("a string grows");
-}
-
-/// Items with links to their files, each file once.
+/// Items, each file once.
 fn places(annotations: &[&Annotation]) -> String {
-    if annotations.is_empty() {
-        return "**missing**".to_owned();
-    }
     let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for annotation in annotations {
         let items = files.entry(&annotation.file).or_default();
@@ -125,10 +120,6 @@ fn places(annotations: &[&Annotation]) -> String {
             items.push(&annotation.item);
         }
     }
-    let of_file = |(file, items): (&str, Vec<&str>)| {
-        let items: Vec<_> = items.iter().map(|item| format!("`{item}`")).collect();
-        let short = file.strip_prefix("src/").or(file.strip_prefix("tests/")).unwrap_or(file);
-        format!("[{short}](../{file}) {}", items.join(", "))
-    };
+    let of_file = |(file, items): (&str, Vec<&str>)| format!("{file}: {}", items.join(", "));
     files.into_iter().map(of_file).collect::<Vec<_>>().join("; ")
 }
