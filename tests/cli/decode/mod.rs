@@ -259,9 +259,7 @@ fn cooked_and_raw_captures_are_read() {
     let null = [&[2, 0, 0, 0][..], l3].concat();
     // An ERF record of type 2 (Ethernet), with two extension headers, the first of which says that another follows.
     let erf = [&[0; 8][..], &[0x82, 4, 0, 0, 0, 0, 0, 0], &[0x80; 8], &[0; 8], &[0, 0], &f].concat();
-    for (link_type, bytes) in
-        [(113, &sll[..]), (276, &sll2), (101, l3), (228, l3), (0, &null), (197, &erf)]
-    {
+    for (link_type, bytes) in [(113, &sll[..]), (276, &sll2), (101, l3), (228, l3), (0, &null), (197, &erf)] {
         let output = decode(&["--json"], &pcap(link_type, false, false, &[(bytes, bytes.len())]));
         let rows = rows(&output);
         assert_eq!(rows.len(), 1, "link type {link_type}");

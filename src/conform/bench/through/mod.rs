@@ -63,6 +63,8 @@ pub struct WireJudge {
     unjudged: u64,
     /// True if the packets are a capture's, which may lack some.
     is_captured: bool,
+    /// True if all peers have agreed to selective repeat.
+    is_selective: bool,
 }
 
 /// First PSN and path MTU code of a stream.
@@ -70,6 +72,7 @@ pub struct WireJudge {
 struct Agreed {
     first: Psn,
     mtu: u8,
+    is_selective: bool,
 }
 
 /// A rule, and what was seen of it.
@@ -109,9 +112,10 @@ fn key_of(packet: &Packet) -> Key {
 }
 
 impl WireJudge {
-    /// A judge of packets that were captured.
-    pub fn of_capture() -> WireJudge {
-        WireJudge { is_captured: true, ..WireJudge::default() }
+    /// A judge of packets that were captured. `is_selective`: all peers have agreed to selective repeat, as two Roxies may. Peers that say so to
+    /// the connection manager, or acknowledge so, are known without it.
+    pub fn of_capture(is_selective: bool) -> WireJudge {
+        WireJudge { is_captured: true, is_selective, ..WireJudge::default() }
     }
 
     /// Takes an undamaged packet of a capture, from the frame with this number. `is_own`: the host that captured it has sent it.
@@ -127,6 +131,7 @@ impl WireJudge {
     /// Takes a message of the connection manager from an address to another: the sender's queue pair begins a new connection.
     pub fn connected(&mut self, from: IpAddr, to: IpAddr, message: &CmMessage) {
         let has_room = self.pairs.len() < 2 * MOST_STREAMS && self.requests.len() < MOST_STREAMS;
+        let mut is_selective = false;
         let (qpn, first, mtu) = match message {
             CmMessage::Req(req) => {
                 if has_room {
@@ -136,7 +141,11 @@ impl WireJudge {
             }
             CmMessage::Rep(rep) => {
                 let asker = self.requests.remove(&(to, rep.remote_comm_id)).filter(|_| has_room);
+                is_selective = rep.private_data.clone().take_selective_repeat();
                 if let Some((asker, _)) = asker {
+                    if let Some(agreed) = self.agreed.get_mut(&(from, to, asker)) {
+                        agreed.is_selective = is_selective;
+                    }
                     self.pairs.insert((from, to, asker), (to, from, rep.local_qpn));
                     self.pairs.insert((to, from, rep.local_qpn), (from, to, asker));
                 }
@@ -145,7 +154,7 @@ impl WireJudge {
             _ => return,
         };
         if let Some(mtu) = mtu.filter(|_| has_room) {
-            self.agreed.insert((to, from, qpn), Agreed { first, mtu });
+            self.agreed.insert((to, from, qpn), Agreed { first, mtu, is_selective });
         }
         if let Some(at) = self.places.get(&(to, from, qpn)) {
             self.streams[*at].1.is_over = true;
@@ -160,7 +169,7 @@ impl WireJudge {
 
     fn send(&mut self, packet: &Packet, key: Key, frame: u64, now: Nanos, is_own: bool) {
         self.packets += 1;
-        self.tally.scene = Scene { frame, sender: key.0 };
+        self.tally.scene = Scene { frame, sender: key.0, is_own };
         if packet.info().is_response() {
             if let Some(at) = self.asked(key, packet) {
                 self.streams[at].1.response_sent(packet, &mut self.tally);
@@ -174,18 +183,19 @@ impl WireJudge {
                 return;
             }
             None => {
-                self.streams.push((key, Stream::new(packet.bth.psn, self.is_captured)));
+                self.streams.push((key, Stream::new(packet.bth.psn, self.is_captured, self.is_selective)));
                 self.places.insert(key, self.streams.len() - 1);
                 self.streams.len() - 1
             }
         };
         let stream = &mut self.streams[at].1;
         if stream.ends_before(packet) {
-            *stream = Stream::new(packet.bth.psn, self.is_captured);
+            *stream = Stream::new(packet.bth.psn, self.is_captured, self.is_selective);
             self.answers.retain(|_, answered| *answered != at);
         }
-        stream.is_upstream |= is_own;
-        if let Some(Agreed { first, mtu }) = self.agreed.remove(&key) {
+        stream.is_own |= is_own;
+        if let Some(Agreed { first, mtu, is_selective }) = self.agreed.remove(&key) {
+            stream.is_selective |= is_selective;
             stream.begin(packet.bth.psn, first, 128 << u32::from(mtu & 0xf), &mut self.tally);
         }
         self.streams[at].1.request_sent(packet, now, &mut self.tally);
@@ -247,7 +257,7 @@ impl WireJudge {
                     )
                 });
             } else if stream.is_done() || is_late {
-                self.tally.scene = Scene { frame: stream.last_frame, sender: *sender };
+                self.tally.scene = Scene { frame: stream.last_frame, sender: *sender, is_own: false };
                 self.tally.judge(Rule::Recovers, !is_late, || {
                     format!(
                         "a request is not acknowledged {} s after the last step",

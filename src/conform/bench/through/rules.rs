@@ -153,6 +153,8 @@ pub(super) struct Scene {
     /// Number of its frame.
     pub(super) frame: u64,
     pub(super) sender: IpAddr,
+    /// True if the host that captured the packet has sent it.
+    pub(super) is_own: bool,
 }
 
 /// What was seen of each rule.
@@ -179,7 +181,7 @@ pub(super) struct OfRule {
 
 impl Default for Tally {
     fn default() -> Tally {
-        let scene = Scene { frame: 0, sender: Ipv4Addr::UNSPECIFIED.into() };
+        let scene = Scene { frame: 0, sender: Ipv4Addr::UNSPECIFIED.into(), is_own: false };
         Tally { scene, rules: Default::default(), again: 0, naks: 0 }
     }
 }
@@ -204,7 +206,7 @@ impl Tally {
         if holds {
             return self.kept(rule);
         }
-        let Scene { frame, sender } = self.scene;
+        let Scene { frame, sender, .. } = self.scene;
         let of_rule = &mut self.rules[rule as usize];
         of_rule.broken += 1;
         if of_rule.findings.len() < MOST_FINDINGS {

@@ -62,6 +62,9 @@ pub(crate) struct Arguments {
     /// Write the verdicts as a page that needs no other file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// The peers have agreed to selective repeat, as two Roxies may: what is missing is sent again alone
+    #[arg(long)]
+    selective_repeat: bool,
     /// List the rules that nothing in the capture tests
     #[arg(short, long)]
     verbose: bool,
@@ -76,7 +79,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn judge(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let captures = arguments.files.iter().map(|file| judged(file)).collect::<Result<Vec<_>, _>>()?;
+    let captures = arguments
+        .files
+        .iter()
+        .map(|file| judged(file, arguments.selective_repeat))
+        .collect::<Result<Vec<_>, _>>()?;
     let judgement = Judgement { captures };
     let report = judgement.report();
     for (file, text) in [(&arguments.junit, junit(&report)), (&arguments.html, page(&report))] {
@@ -96,10 +103,10 @@ fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
 }
 
 /// Judges a capture.
-fn judged(file: &Path) -> Result<Judged, Failure> {
+fn judged(file: &Path, is_selective: bool) -> Result<Judged, Failure> {
     let failed = |error: CaptureError| Failure::Run(format!("{}: {error}", file.display()));
     let mut reader = Reader::new(open(file)?).map_err(failed)?;
-    let mut bench = Bench::new();
+    let mut bench = Bench::new(is_selective);
     let broken = loop {
         match reader.next() {
             Ok(Some(record)) => bench.take(&record),
@@ -132,9 +139,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Bench {
+    fn new(is_selective: bool) -> Bench {
         Bench {
-            judge: WireJudge::of_capture(),
+            judge: WireJudge::of_capture(is_selective),
             protocols: Protocols::default(),
             frames: 0,
             packets: 0,

@@ -1,8 +1,8 @@
 //! The form of packets: lengths, and the order of operations and positions.
 
-use roxie_wire::{Operation, Packet, Position, Psn};
+use roxie_wire::{NetHeader, Operation, Packet, Position, Psn};
 
-use super::{MOST_SHAPES, MTUS, Request, Stream};
+use super::{Cause, MOST_SHAPES, MTUS, Request, Stream};
 use crate::through::rules::{Rule, Tally};
 
 impl Stream {
@@ -65,6 +65,24 @@ impl Stream {
         }
     }
 
+    /// Checks that a sequence NAK is the first of its gap. A network may double one.
+    pub(super) fn check_nak(&mut self, packet: &Packet, rules: &mut Tally) {
+        let (psn, frame) = (packet.bth.psn, rules.scene.frame);
+        let id = match packet.net {
+            NetHeader::Ipv4(header) => Some(header.id),
+            NetHeader::Ipv6(_) | NetHeader::Grh(_) => None,
+        };
+        let before = self.nak_sent.replace(Cause { psn, frame, id }).filter(|nak| nak.psn == psn);
+        if before.is_some_and(|nak| nak.id == id) && self.is_captured && !rules.scene.is_own {
+            return rules.undecided(Rule::NakOnce, || {
+                format!("a sequence NAK of PSN {psn} in frame {frame} may be a copy of the one before")
+            });
+        }
+        rules.judge_by(Rule::NakOnce, before.is_none(), before.map(|nak| nak.frame), || {
+            format!("a second sequence NAK of PSN {psn}, which has not come since the first")
+        });
+    }
+
     /// Checks the position and length of a READ response by its request.
     pub(super) fn check_response(&self, packet: &Packet, rules: &mut Tally) {
         let (psn, info) = (packet.bth.psn, packet.info());
@@ -74,16 +92,17 @@ impl Stream {
                 && !psn.is_before(request.psn)
                 && psn.is_before(request.psn + request.span(Some(mtu)))
         };
-        let Some(request) = self.outstanding.iter().find(covers) else { return };
+        // What answers a part of a READ again begins and ends with the part.
+        let found = self.outstanding.iter().find(covers).filter(|request| !request.has_restarted);
+        let Some(request) = found else { return };
         let (at, span) = (psn.distance_from(request.psn) as u32, request.span(Some(mtu)));
         let is_last = at + 1 == span;
         let length = if is_last { request.dma - at * mtu } else { mtu };
-        let may_begin = at == 0 || request.has_restarted;
         let fits = match info.position {
-            Position::First => may_begin && !is_last,
+            Position::First => at == 0 && !is_last,
             Position::Middle => at > 0 && !is_last,
             Position::Last => at > 0 && is_last,
-            Position::Only => may_begin && is_last,
+            Position::Only => at == 0 && is_last,
         };
         let has = packet.payload.len() as u32;
         rules.judge(Rule::ResponsesFit, fits && has == length, || {

@@ -44,6 +44,8 @@ impl Hole {
 struct Cause {
     psn: Psn,
     frame: u64,
+    /// The IPv4 identification, which differs between two packets that are equal otherwise, if the sender counts it.
+    id: Option<u16>,
 }
 
 /// Requests from one end to a queue pair of the other, and the responses to them.
@@ -77,9 +79,10 @@ pub(super) struct Stream {
     shaped: VecDeque<u32>,
     /// True for a capture, which may lack packets.
     is_captured: bool,
-    /// True if requests are seen before they may be lost: by their sender's host, or as a packet was lost behind the capture. Else a
-    /// requester that leaves out a request cannot be told from a request that was lost.
-    pub(super) is_upstream: bool,
+    /// True if the host that captured the requests has sent them.
+    pub(super) is_own: bool,
+    /// True if a sequence NAK has asked for a request that the capture had.
+    has_lost_behind: bool,
     /// The last PSNs that the capture lacks, and the frame of the last request.
     hole: Option<Hole>,
     pub(super) last_frame: u64,
@@ -94,7 +97,7 @@ pub(super) struct Stream {
     has_aeth: bool,
     is_given_up: bool,
     /// True after a selective acknowledgement: the sender repeats what is missing, in place of all from there on.
-    is_selective: bool,
+    pub(super) is_selective: bool,
     /// True if a response could not be told from one to another stream: what is not acknowledged is not known.
     pub(super) misses_answers: bool,
     pub(super) has_atomics: bool,
@@ -105,7 +108,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(first: Psn, is_captured: bool) -> Stream {
+    pub(super) fn new(first: Psn, is_captured: bool, is_selective: bool) -> Stream {
         Stream {
             mtu: None,
             outstanding: VecDeque::new(),
@@ -122,7 +125,8 @@ impl Stream {
             shapes: BTreeMap::new(),
             shaped: VecDeque::new(),
             is_captured,
-            is_upstream: !is_captured,
+            is_own: false,
+            has_lost_behind: false,
             hole: None,
             last_frame: 0,
             is_over: false,
@@ -131,7 +135,7 @@ impl Stream {
             counts_messages: true,
             has_aeth: false,
             is_given_up: false,
-            is_selective: false,
+            is_selective,
             misses_answers: false,
             has_atomics: false,
             last_asks: false,
@@ -239,7 +243,7 @@ impl Stream {
         let end = psn + request.span(self.mtu);
         self.check_shape(packet, end, rules);
         if psn.is_before(self.next) {
-            self.sent_again(psn, now, rules);
+            self.sent_again(request, now, rules);
         } else {
             self.last_asks = packet.bth.ack_req || request.has_response();
             self.has_atomics |= matches!(info.operation, Operation::FetchAdd | Operation::CompareSwap);
@@ -260,12 +264,13 @@ impl Stream {
         is_empty_send && packet.bth.ack_req && !self.oldest.is_before(packet.bth.psn.next())
     }
 
-    fn sent_again(&mut self, psn: Psn, now: Nanos, rules: &mut Tally) {
+    fn sent_again(&mut self, Request { psn, dma, .. }: Request, now: Nanos, rules: &mut Tally) {
         self.has_repeated = true;
         let of_read = self.outstanding.iter_mut().find(|request| {
-            request.operation == Operation::ReadRequest && request.psn.is_before(psn) && {
-                psn.is_before(request.psn + request.span(self.mtu))
-            }
+            let is_part = request.psn.is_before(psn) || request.psn == psn && request.dma != dma;
+            request.operation == Operation::ReadRequest
+                && is_part
+                && psn.is_before(request.psn + request.span(self.mtu))
         });
         if let Some(read) = of_read {
             read.has_restarted = true;
@@ -274,7 +279,7 @@ impl Stream {
             rules.kept(Rule::AgainFromTheGap);
             self.nak = None;
         }
-        let is_ahead = self.after_last.is_before(psn) && !self.is_upstream;
+        let is_ahead = self.after_last.is_before(psn) && !self.is_upstream();
         if psn == self.after_last || is_ahead || self.is_given_up {
             return;
         }
@@ -287,7 +292,9 @@ impl Stream {
             format!("the sender goes back to PSN {psn}, though {oldest} is not acknowledged")
         });
         if let Some(nak) = self.nak.take() {
-            let holds = !nak.psn.is_before(psn);
+            // The request may have come late, and be acknowledged since.
+            let gap = if nak.psn.is_before(oldest) { oldest } else { nak.psn };
+            let holds = !gap.is_before(psn);
             self.judge_requester(Rule::AgainFromTheGap, holds, Some(nak.frame), rules, || {
                 format!("behind a sequence NAK of PSN {} the sender goes back to {psn}", nak.psn)
             });
@@ -301,6 +308,12 @@ impl Stream {
         }
     }
 
+    /// True if requests are seen before they may be lost: by their sender's host, or as packets were lost behind the capture, and none before
+    /// it. Else a request that was left out cannot be told from one that was lost.
+    fn is_upstream(&self) -> bool {
+        !self.is_captured || self.is_own || self.has_lost_behind && self.hole.is_none()
+    }
+
     /// Judges what a requester does, as far as the place of the capture decides it.
     fn judge_requester(
         &self,
@@ -310,7 +323,7 @@ impl Stream {
         rules: &mut Tally,
         otherwise: impl FnOnce() -> String,
     ) {
-        if holds || self.is_upstream {
+        if holds || self.is_upstream() {
             return rules.judge_by(rule, holds, cause, otherwise);
         }
         let frame = rules.scene.frame;
@@ -346,7 +359,7 @@ impl Stream {
         // The PSN after those that must have arrived.
         let end = if is_nak { psn } else { psn.next() };
         let rule = if is_nak { Rule::NakNamesTheGap } else { Rule::AnswersWhatArrived };
-        self.is_upstream |= is_nak && psn.is_before(self.expected);
+        self.has_lost_behind |= is_nak && psn.is_before(self.expected);
         if self.is_captured && self.expected.is_before(end) {
             // The capture lacks requests, or the responder answers what has not arrived.
             let frame = rules.scene.frame;
@@ -365,11 +378,7 @@ impl Stream {
                 rules.judge(rule, !expected.is_before(psn), || {
                     format!("a sequence NAK names PSN {psn}, though {expected} has not arrived")
                 });
-                let before = self.nak_sent.filter(|nak| nak.psn == psn);
-                rules.judge_by(Rule::NakOnce, before.is_none(), before.map(|nak| nak.frame), || {
-                    format!("a second sequence NAK of PSN {psn}, which has not come since the first")
-                });
-                self.nak_sent = Some(Cause { psn, frame: rules.scene.frame });
+                self.check_nak(packet, rules);
             }
             Some(Syndrome::RnrNak { .. } | Syndrome::Nak(_) | Syndrome::Reserved(_)) => {}
             Some(Syndrome::Ack { .. }) | None => {
@@ -439,11 +448,11 @@ impl Stream {
             _ if is_selective => self.acknowledge(psn),
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 self.acknowledge(psn);
-                self.nak = Some(Cause { psn, frame }).filter(|nak| nak.psn.is_before(self.next));
+                self.nak = Some(Cause { psn, frame, id: None }).filter(|nak| nak.psn.is_before(self.next));
             }
             Some(Syndrome::RnrNak { timer }) => {
                 self.acknowledge(psn);
-                self.rnr = Some((Cause { psn, frame }, now + Nanos(rnr_timer_ns(timer))));
+                self.rnr = Some((Cause { psn, frame, id: None }, now + Nanos(rnr_timer_ns(timer))));
             }
             Some(Syndrome::Nak(_) | Syndrome::Reserved(_)) => self.is_given_up = true,
             Some(Syndrome::Ack { .. }) | None if is_own => {
