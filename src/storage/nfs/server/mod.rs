@@ -6,6 +6,7 @@ mod export;
 mod handles;
 mod mountd;
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,6 +17,8 @@ use std::time::Duration;
 use roxie::host::{
     Acceptor, Connection, ConnectionManager, Device, DialError, FirstMessages, ProtectionDomain,
 };
+use roxie::text::Foreign;
+use serde::Serialize;
 
 use connection::{INLINE, Offered};
 
@@ -35,7 +38,8 @@ const HALF_OPEN: u32 = 128;
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An event that a server reports.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
 pub enum ServerEvent {
     /// A client has asked for the handle of a folder.
     Mounted {
@@ -65,8 +69,25 @@ pub enum ServerEvent {
         /// The reason.
         why: String,
     },
-    /// The device has failed: no more clients are served.
-    DeviceFailed,
+}
+
+impl fmt::Display for ServerEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServerEvent::Mounted { peer, path, refusal } => {
+                let path = Foreign::from(path.as_str());
+                match refusal {
+                    None => write!(f, "{peer}: mounts {path}"),
+                    Some(why) => write!(f, "{peer}: may not mount {path}: {why}"),
+                }
+            }
+            ServerEvent::Connected { peer } => write!(f, "{peer}: connected"),
+            ServerEvent::Refused { peer, procedure } => {
+                write!(f, "{peer}: {procedure} refused: the export is read-only")
+            }
+            ServerEvent::Ended { peer, why } => write!(f, "{peer}: {why}"),
+        }
+    }
 }
 
 /// Receives the events of a server, from several threads.
@@ -118,8 +139,8 @@ pub struct Server {
     mount: SocketAddr,
 }
 
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server").field("export", &self.shared.export).finish_non_exhaustive()
     }
 }
@@ -194,7 +215,8 @@ fn accept(shared: &Arc<Shared>, mut acceptor: Acceptor<Offered>) {
         match acceptor.next(LOOK, |request| connection::offer(shared, request), failed) {
             Ok(Some((connection, offered))) => admit(shared, connection, offered),
             Ok(None) => {}
-            Err(_) => return (shared.report)(ServerEvent::DeviceFailed),
+            // The device has failed.
+            Err(_) => return,
         }
     }
 }

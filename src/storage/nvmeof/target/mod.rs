@@ -3,6 +3,7 @@
 mod connection;
 mod data;
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,6 +15,8 @@ use roxie::host::{
     Acceptor, Connection, ConnectionManager, ConnectionRequest, Device, DialError, FirstMessages,
     ProtectionDomain,
 };
+use roxie::text::Foreign;
+use serde::Serialize;
 
 use crate::cm::Refusal;
 use crate::subsystem::{Limits, Subsystem};
@@ -27,7 +30,8 @@ const HALF_OPEN: u32 = 128;
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a target reports.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
 pub enum TargetEvent {
     /// A host has connected a queue.
     Connected {
@@ -47,8 +51,18 @@ pub enum TargetEvent {
         /// The reason.
         why: String,
     },
-    /// The device has failed: no more hosts are served.
-    DeviceFailed,
+}
+
+impl fmt::Display for TargetEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TargetEvent::Connected { peer, host, controller, queue } => {
+                let host = Foreign::from(host.as_str());
+                write!(f, "{peer}: queue {queue} of controller {controller} connected, host {host}")
+            }
+            TargetEvent::Ended { peer, why } => write!(f, "{peer}: {why}"),
+        }
+    }
 }
 
 /// Receives the events of a target, from several threads.
@@ -97,8 +111,8 @@ pub struct Target {
     listens: Vec<SocketAddr>,
 }
 
-impl std::fmt::Debug for Target {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Target").field("subsystem", &self.shared.subsystem).finish_non_exhaustive()
     }
 }
@@ -218,7 +232,8 @@ fn accept(shared: &Arc<Shared>, mut acceptor: Acceptor<Offered>) {
         match acceptor.next(LOOK, offer, failed) {
             Ok(Some((connection, offered))) => admit(shared, connection, offered),
             Ok(None) => {}
-            Err(_) => return (shared.report)(TargetEvent::DeviceFailed),
+            // The device has failed.
+            Err(_) => return,
         }
     }
 }
