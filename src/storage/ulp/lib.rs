@@ -4,7 +4,11 @@
 #![deny(unsafe_code)]
 
 mod ended;
+mod endpoint;
+mod send_queue;
 mod slots;
 
 pub use ended::Ended;
+pub use endpoint::{Endpoint, Sizes};
+pub use send_queue::{Payload, SendQueue, send};
 pub use slots::Slots;
