@@ -7,8 +7,10 @@ mod ended;
 mod endpoint;
 mod send_queue;
 mod slots;
+mod upper_layer;
 
 pub use ended::Ended;
 pub use endpoint::{Endpoint, Sizes};
 pub use send_queue::{Payload, SendQueue, send};
 pub use slots::Slots;
+pub use upper_layer::{UpperLayer, step, wait};
