@@ -6,11 +6,13 @@
 mod ended;
 mod endpoint;
 mod send_queue;
+mod server;
 mod slots;
 mod upper_layer;
 
 pub use ended::Ended;
 pub use endpoint::{Endpoint, Sizes};
 pub use send_queue::{Payload, SendQueue, send};
+pub use server::{Answer, Server, ServerConfig, Service};
 pub use slots::Slots;
 pub use upper_layer::{UpperLayer, step, wait};
