@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    CompletionQueue, Connection, ConnectionManager, ConnectionRequest, Device, DialOptions, MemoryRegion,
-    ProtectionDomain, QueuePair,
+    Connection, ConnectionManager, ConnectionRequest, Device, DialError, DialOptions, ProtectionDomain,
+    QueuePair,
 };
-use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WrOpcode};
+use roxie::verbs::{RKey, Wc, WcOpcode};
+use roxie_ulp::{Ended, Endpoint, Slots, UpperLayer, send, step, wait};
 
 use super::Result;
 use super::link::Link;
@@ -31,14 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection.
 pub(crate) struct Transport {
-    // Dropped first: the queue pair uses the memory below.
-    connection: Connection,
-    parts: Parts,
+    messages: Messages,
     link: Link,
     /// Messages of the upper layer, each with the completion of its last fragment.
     received: VecDeque<(Vec<u8>, Wc)>,
-    /// Completions of the caller's own work requests.
-    others: VecDeque<Wc>,
     /// Messages of the peer's, empty ones as well.
     received_count: u64,
     /// Key that the next message invalidates at the peer.
@@ -46,83 +43,73 @@ pub(crate) struct Transport {
     max_read_write: u32,
 }
 
-/// Objects of a queue pair.
-struct Parts {
-    pd: ProtectionDomain,
-    cq: CompletionQueue,
-    sends: MemoryRegion,
-    receives: MemoryRegion,
-    /// Send buffers that are not under way.
-    free: Vec<u64>,
+/// Messages of any content, before and after the negotiation.
+struct Messages {
+    // Dropped first: the queue pair uses the memory below.
+    endpoint: Endpoint,
+    sends: Slots,
+    received: VecDeque<(Vec<u8>, Wc)>,
+    /// Completions of the caller's own work requests.
+    others: VecDeque<Wc>,
 }
 
-impl Parts {
-    fn new(device: &Device) -> Result<(QueuePair, Parts)> {
-        let caps = QpCaps {
+impl Messages {
+    fn new(
+        device: &Device,
+        establish: impl FnOnce(QueuePair) -> Result<Connection, DialError>,
+    ) -> Result<Messages> {
+        let sizes = roxie_ulp::Sizes {
+            receives: RECEIVES.into(),
+            receive_length: MESSAGE as usize,
             // Beside messages: a registration, its invalidation, RDMA of a server.
-            max_send_wr: SENDS + 8,
-            max_recv_wr: RECEIVES.into(),
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            ..QpCaps::default()
+            sends: SENDS + 8,
+            inline: 0,
         };
-        let pd = device.alloc_pd()?;
-        let cq = device.create_cq(caps.max_send_wr + caps.max_recv_wr, None)?;
-        let memory = |count: usize| pd.register(count * MESSAGE as usize, Access::LOCAL_WRITE);
-        let (sends, receives) = (memory(SENDS as usize)?, memory(RECEIVES.into())?);
-        let qp = pd.queue_pair(&cq).caps(caps).create()?;
-        qp.initialize(Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        let parts = Parts { pd, cq, sends, receives, free: (0..SENDS.into()).collect() };
-        (0..RECEIVES.into()).try_for_each(|slot| parts.post_receive(&qp, slot))?;
-        Ok((qp, parts))
+        let endpoint = Endpoint::new(device, &sizes, establish)?;
+        let sends = Slots::new(&endpoint.pd, SENDS, MESSAGE as usize)?;
+        Ok(Messages { endpoint, sends, received: VecDeque::new(), others: VecDeque::new() })
     }
 
-    fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<()> {
-        Ok(qp.post_recv(slot, &[self.receives.sge(slot as usize * MESSAGE as usize, MESSAGE)])?)
-    }
-
-    fn send(&mut self, qp: &QueuePair, bytes: &[u8], invalidates: Option<RKey>) -> Result<()> {
-        let slot = self.free.pop().ok_or("no free send buffer")?;
-        let begin = slot as usize * MESSAGE as usize;
-        self.sends.write_at(begin, bytes)?;
-        let send = SendWr::send().id(slot).signaled();
-        let send = match invalidates {
-            Some(rkey) => SendWr { opcode: WrOpcode::SendInvalidate, rkey, ..send },
-            None => send,
-        };
-        Ok(qp.post_send(&send, &[self.sends.sge(begin, bytes.len() as u32)])?)
-    }
-
-    /// Takes a received message out of its buffer, and posts the buffer again.
-    fn take(&self, qp: &QueuePair, wc: &Wc) -> Result<Vec<u8>> {
-        let begin = wc.wr_id as usize * MESSAGE as usize;
-        let bytes = self.receives.to_vec(begin, wc.byte_len.min(MESSAGE) as usize)?;
-        self.post_receive(qp, wc.wr_id)?;
-        Ok(bytes)
-    }
-
-    /// Waits for a completion; `None`: there was none in time.
-    fn wait(&mut self, connection: &Connection, timeout: Duration) -> Result<Option<Wc>> {
-        let wc =
-            connection.wait_for_completion(&self.cq, timeout).map_err(|_| "the peer has disconnected")?;
-        let Some(wc) = wc else { return Ok(None) };
-        wc.ok()?;
-        if wc.opcode == WcOpcode::Send {
-            self.free.push(wc.wr_id);
-        }
-        Ok(Some(wc))
+    fn send(&mut self, bytes: &[u8], invalidates: Option<RKey>) -> Result<()> {
+        let slot = self.sends.take().ok_or("no free send buffer")?;
+        let message = self.sends.fill(slot, &[bytes])?;
+        let send = send(invalidates).id(slot.into()).signaled();
+        Ok(self.endpoint.qp().post_send(&send, &[message])?)
     }
 
     /// Waits for the first message of a connection.
-    fn first(&mut self, connection: &Connection) -> Result<Vec<u8>> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let remaining = until.saturating_duration_since(Instant::now());
-            let wc = self.wait(connection, remaining)?.ok_or("no negotiation in time")?;
-            if wc.opcode == WcOpcode::Recv {
-                return self.take(connection.qp(), &wc);
-            }
-        }
+    fn first(&mut self) -> Result<Vec<u8>> {
+        let first = wait(self, PATIENCE, |messages| messages.received.pop_front())?;
+        Ok(first.ok_or("no negotiation in time")?.0)
+    }
+}
+
+impl UpperLayer for Messages {
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn received(&mut self, wc: &Wc) -> Result<(), Ended> {
+        self.received.push_back((self.endpoint.receive(wc)?, *wc));
+        Ok(())
+    }
+
+    fn sent(&mut self, wc: &Wc) -> Result<(), Ended> {
+        self.sends.release(wc.wr_id as u32);
+        Ok(())
+    }
+
+    fn read(&mut self, wc: &Wc) -> Result<(), Ended> {
+        self.others.push_back(*wc);
+        Ok(())
+    }
+
+    fn written(&mut self, wc: &Wc) -> Result<(), Ended> {
+        self.read(wc)
+    }
+
+    fn invalidated(&mut self, wc: &Wc) -> Result<(), Ended> {
+        self.read(wc)
     }
 }
 
@@ -130,21 +117,19 @@ impl Transport {
     /// Connects to a server, and negotiates.
     pub(crate) fn connect(device: &Device, to: SocketAddr) -> Result<Transport> {
         let manager = ConnectionManager::start(device)?;
-        let (qp, mut parts) = Parts::new(device)?;
-        let connection = manager.connect(qp, to, &DialOptions::default())?;
+        let mut messages = Messages::new(device, |qp| manager.connect(qp, to, &DialOptions::default()))?;
         let request =
             NegotiateRequest { versions: (VERSION, VERSION), credits_requested: RECEIVES, sizes: OWN };
-        parts.send(connection.qp(), &request.to_bytes(), None)?;
-        let response = NegotiateResponse::parse(&parts.first(&connection)?, &OWN)?;
+        messages.send(&request.to_bytes(), None)?;
+        let response = NegotiateResponse::parse(&messages.first()?, &OWN)?;
         let link = Link::connected(&OWN, &response, RECEIVES, RECEIVES);
-        Ok(Transport::new(connection, parts, link, response.max_read_write))
+        Ok(Transport::new(messages, link, response.max_read_write))
     }
 
     /// Accepts a client, and negotiates.
     pub(crate) fn accept(device: &Device, request: ConnectionRequest) -> Result<Transport> {
-        let (qp, mut parts) = Parts::new(device)?;
-        let connection = request.accept(qp, &DialOptions::default())?;
-        let request = NegotiateRequest::parse(&parts.first(&connection)?)?;
+        let mut messages = Messages::new(device, |qp| request.accept(qp, &DialOptions::default()))?;
+        let request = NegotiateRequest::parse(&messages.first()?)?;
         let status = if request.has_version() { 0 } else { NOT_SUPPORTED };
         let response = NegotiateResponse {
             status,
@@ -154,29 +139,20 @@ impl Transport {
             // What this end sends fits what the peer receives.
             sizes: Sizes { preferred_send: MESSAGE.min(request.sizes.receive), ..OWN },
         };
-        parts.send(connection.qp(), &response.to_bytes(), None)?;
+        messages.send(&response.to_bytes(), None)?;
         if status != 0 {
             // The answer has arrived before the connection ends.
-            parts.wait(&connection, PATIENCE)?;
+            step(&mut messages, PATIENCE)?;
             let (low, high) = request.versions;
             return Err(format!("the client has versions {low:#06x} to {high:#06x}").into());
         }
         let link = Link::accepted(&OWN, &request, RECEIVES, RECEIVES);
-        Ok(Transport::new(connection, parts, link, MAX_READ_WRITE))
+        Ok(Transport::new(messages, link, MAX_READ_WRITE))
     }
 
-    fn new(connection: Connection, parts: Parts, link: Link, max_read_write: u32) -> Transport {
-        let (received, others) = Default::default();
-        Transport {
-            connection,
-            parts,
-            link,
-            received,
-            others,
-            received_count: 0,
-            invalidates: None,
-            max_read_write,
-        }
+    fn new(messages: Messages, link: Link, max_read_write: u32) -> Transport {
+        let received = VecDeque::new();
+        Transport { messages, link, received, received_count: 0, invalidates: None, max_read_write }
     }
 
     /// Returns the most bytes of an RDMA transfer.
@@ -185,11 +161,11 @@ impl Transport {
     }
 
     pub(crate) fn pd(&self) -> &ProtectionDomain {
-        &self.parts.pd
+        &self.messages.endpoint.pd
     }
 
     pub(crate) fn qp(&self) -> &QueuePair {
-        self.connection.qp()
+        self.messages.endpoint.qp()
     }
 
     /// Sends a message of the upper layer, as far as credits reach; the rest with the peer's next messages.
@@ -209,7 +185,9 @@ impl Transport {
 
     /// Waits until all that was sent has reached the peer.
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.until(|transport| transport.link.is_sent() && transport.parts.free.len() == SENDS as usize)
+        self.until(|transport| {
+            transport.link.is_sent() && transport.messages.sends.available() == SENDS as usize
+        })
     }
 
     /// Waits for a message of the upper layer. Returns it with the completion of its last fragment.
@@ -220,8 +198,8 @@ impl Transport {
 
     /// Waits for the completion of a work request that the caller has posted.
     pub(crate) fn completion(&mut self) -> Result<Wc> {
-        self.until(|transport| !transport.others.is_empty())?;
-        Ok(self.others.pop_front().expect("a completion"))
+        self.until(|transport| !transport.messages.others.is_empty())?;
+        Ok(self.messages.others.pop_front().expect("a completion"))
     }
 
     /// Asks the peer for a message, and waits for it.
@@ -233,7 +211,7 @@ impl Transport {
     }
 
     pub(crate) fn disconnect(self) -> Result<()> {
-        Ok(self.connection.disconnect()?)
+        Ok(self.messages.endpoint.connection.disconnect()?)
     }
 
     /// Takes completions until a condition holds. A silent peer is asked for a message once.
@@ -244,11 +222,8 @@ impl Transport {
             if Instant::now() >= until {
                 return Err(format!("no answer within {} s", PATIENCE.as_secs()).into());
             }
-            match self.parts.wait(&self.connection, SILENCE)? {
-                Some(wc) => {
-                    has_requested &= wc.opcode != WcOpcode::Recv;
-                    self.completed(&wc)?;
-                }
+            match step(&mut self.messages, SILENCE)? {
+                Some(opcode) => has_requested &= opcode != WcOpcode::Recv,
                 None if has_requested => return Err("the peer does not answer a keep-alive".into()),
                 None => {
                     has_requested = true;
@@ -260,27 +235,19 @@ impl Transport {
         Ok(())
     }
 
-    fn completed(&mut self, wc: &Wc) -> Result<()> {
-        match wc.opcode {
-            WcOpcode::Send => {}
-            WcOpcode::Recv => {
-                let bytes = self.parts.take(self.connection.qp(), wc)?;
-                // The error ends the connection: dropping it tells the peer.
-                let message = self.link.received(&bytes).map_err(|why| format!("closed: {why}"))?;
-                self.link.receives_are_posted(1);
-                self.received_count += 1;
-                self.received.extend(message.map(|message| (message, *wc)));
-            }
-            _ => self.others.push_back(*wc),
-        }
-        Ok(())
-    }
-
+    /// Takes received messages, and sends what the link has for the peer.
     fn pump(&mut self) -> Result<()> {
-        while !self.parts.free.is_empty()
+        while let Some((bytes, wc)) = self.messages.received.pop_front() {
+            // The error ends the connection: dropping it tells the peer.
+            let message = self.link.received(&bytes).map_err(|why| format!("closed: {why}"))?;
+            self.link.receives_are_posted(1);
+            self.received_count += 1;
+            self.received.extend(message.map(|message| (message, wc)));
+        }
+        while self.messages.sends.available() > 0
             && let Some(message) = self.link.next_message()
         {
-            self.parts.send(self.connection.qp(), &message, self.invalidates.take())?;
+            self.messages.send(&message, self.invalidates.take())?;
         }
         Ok(())
     }

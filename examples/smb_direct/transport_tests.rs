@@ -3,6 +3,7 @@
 use std::thread::{self, JoinHandle};
 
 use roxie::host::DeviceConfig;
+use roxie::verbs::SendWr;
 
 use super::*;
 
@@ -12,8 +13,7 @@ const REQUEST: NegotiateRequest =
 
 /// A client that sends what it likes, and a server that returns why its connection has ended.
 struct Raw {
-    connection: Connection,
-    parts: Parts,
+    messages: Messages,
     server: JoinHandle<String>,
 }
 
@@ -28,26 +28,25 @@ impl Raw {
             let served = Transport::accept(&remote, request).and_then(|mut server| server.receive());
             served.map(|(message, _)| message).expect_err("the client is refused").to_string()
         });
-        let (qp, parts) = Parts::new(&local).expect("a queue pair");
         let manager = ConnectionManager::start(&local).expect("a manager");
-        let connection = manager.connect(qp, address, &DialOptions::default()).expect("a connection");
-        Raw { connection, parts, server }
+        let messages = Messages::new(&local, |qp| manager.connect(qp, address, &DialOptions::default()));
+        Raw { messages: messages.expect("a connection"), server }
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        self.parts.send(self.connection.qp(), bytes, None).expect("posted");
+        self.messages.send(bytes, None).expect("posted");
     }
 
     fn negotiate(&mut self) {
         self.send(&REQUEST.to_bytes());
-        let response = self.parts.first(&self.connection).expect("a response");
+        let response = self.messages.first().expect("a response");
         NegotiateResponse::parse(&response, &OWN).expect("conforms");
     }
 
     /// Waits for the end of the connection. Returns why the server has ended it.
     fn ended(self) -> String {
         let why = self.server.join().expect("no panic");
-        assert!(self.connection.wait_for_end(PATIENCE), "the client is not told");
+        assert!(self.messages.endpoint.connection.wait_for_end(PATIENCE), "the client is not told");
         why
     }
 }
@@ -84,11 +83,20 @@ fn malformed_negotiation_closes_the_connection() {
 fn other_versions_get_an_answer() {
     let mut raw = Raw::new();
     raw.send(&NegotiateRequest { versions: (0x0200, 0x0201), ..REQUEST }.to_bytes());
-    let response = raw.parts.first(&raw.connection).expect("a response");
+    let response = raw.messages.first().expect("a response");
     let refused = NegotiateResponse::parse(&response, &OWN);
     assert_eq!(
         refused,
         Err(super::super::messages::Refused::Field { field: "Status", value: NOT_SUPPORTED })
     );
     assert_eq!(raw.ended(), "the client has versions 0x0200 to 0x0201");
+}
+
+#[test]
+fn write_with_immediate_closes_the_connection() {
+    let mut raw = Raw::new();
+    raw.negotiate();
+    let write = SendWr::write(0, RKey(0)).imm(7);
+    raw.messages.endpoint.qp().post_send(&write, &[]).expect("room");
+    assert_eq!(raw.ended(), "a completion of RecvWriteImm, which this end does not post");
 }

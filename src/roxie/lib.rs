@@ -96,6 +96,7 @@
 //! | `roxie-daemon` | (not here) | a NIC that serves other processes |
 //! | `roxie-nvmeof` | (not here) | NVMe over Fabrics: capsules, controller, target, initiator |
 //! | `roxie-nfs` | (not here) | NFS version 3 over RDMA: messages, client, read-only server |
+//! | `roxie-ulp` | (not here) | a protocol on messages and keyed memory, as the two above are |
 //! | `roxie-conform-bench` | (not here) | a conformance bench for RoCE v2 peers |
 //! | `roxie-lab-theory` | (not here) | the computations of a network lab |
 //! | `roxie-cli` | (not here) | the program `roxie` |

@@ -2,3 +2,4 @@
 
 pub(crate) mod nfs;
 pub(crate) mod nvme;
+mod serve;

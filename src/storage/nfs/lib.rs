@@ -1,11 +1,12 @@
 //! NFS version 3 over RDMA: the messages, and a client and a read-only server on a Roxie device.
 //!
-//! Read [`rpcrdma`] first: each message of a connection begins with its header, which names the memory that data moves to or from. Behind
-//! the header is an [`rpc`] message, and in it a call or a reply of [`nfs3`]. [`mount`] is the protocol by which a client gets the
-//! handle of the exported folder, over TCP. Sources: RFC 8166 (RPC-over-RDMA version 1), RFC 8797 (private data), RFC 5531 (RPC),
-//! RFC 4506 (XDR), RFC 1813 (NFS version 3 and MOUNT), RFC 8267 (which data items move by RDMA), RFC 1833 (port mapper).
+//! Read [`rpcrdma`] first: each message of a connection begins with its header, which names the memory that data moves
+//! to or from. Behind the header is an [`rpc`] message, and in it a call or a reply of [`nfs3`]. [`mount`] is the
+//! protocol by which a client gets the handle of the exported folder, over TCP. Sources: RFC 8166 (RPC-over-RDMA
+//! version 1), RFC 8797 (private data), RFC 5531 (RPC), RFC 4506 (XDR), RFC 1813 (NFS version 3 and MOUNT), RFC 8267
+//! (which data items move by RDMA), RFC 1833 (port mapper).
 //!
-//! The messages are those of `roxie-messages`, and do no I/O. Client and server (feature `rdma`) use only the public API of `roxie::host`.
+//! The messages are those of `roxie-messages`, and do no I/O. Client and server (feature `rdma`) stand on `roxie-ulp`.
 
 #![deny(unsafe_code)]
 

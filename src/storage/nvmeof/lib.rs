@@ -1,10 +1,12 @@
 //! NVMe over Fabrics over RDMA: the messages, a controller that knows no transport, and both ends on a Roxie device.
 //!
-//! Read [`command`] first, then [`controller::Queue`], which says in three calls what a target does with a capsule. Sources: NVMe base
-//! specification 1.4, NVMe over Fabrics 1.1, NVMe RDMA transport specification 1.0. All fields are little-endian.
+//! Read [`command`] first, then [`controller::Queue`], which says in three calls what a target does with a capsule.
+//! Sources: NVMe base specification 1.4, NVMe over Fabrics 1.1, NVMe RDMA transport specification 1.0. All fields are
+//! little-endian.
 //!
-//! [`command`], [`response`], [`sgl`], [`cm`], [`connect`], [`identify`] and [`discovery`] are messages, those of `roxie-messages`. [`subsystem`] has namespaces on [`storage`], and hosts that may use them. The
-//! controller reads no clock and opens no socket. Target and initiator (feature `rdma`) use only the public API of `roxie::host`.
+//! [`command`], [`response`], [`sgl`], [`cm`], [`connect`], [`identify`] and [`discovery`] are messages, those of
+//! `roxie-messages`. [`subsystem`] has namespaces on [`storage`], and hosts that may use them. The controller reads no
+//! clock and opens no socket. Target and initiator (feature `rdma`) stand on `roxie-ulp`.
 
 #![deny(unsafe_code)]
 

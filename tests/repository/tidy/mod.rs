@@ -69,6 +69,8 @@ const CALLS: [(&str, usize, usize); 5] =
     [("Nic", 35, 60), ("Qp", 4, 30), ("Requester", 8, 54), ("Responder", 11, 39), ("Scoreboard", 3, 28)];
 /// Folders in which no file leads back to itself, and the type of the methods there.
 const NO_CIRCLE: [(&str, &str); 3] = [("qp", "Qp"), ("requester", "Requester"), ("responder", "Responder")];
+/// Columns of a comment.
+const COLUMNS: usize = 120;
 /// Lines of the function that a newcomer reads first.
 const LONGEST_PASS: usize = 50;
 
@@ -298,6 +300,16 @@ fn comments_begin_with_a_noun() {
     }
     let wrong: Vec<_> = folders.iter().filter(|(_, counts)| counts.are_too_high()).collect();
     assert!(wrong.is_empty(), "comments that begin with a pronoun, or name people: {wrong:?}");
+}
+
+#[test]
+fn comments_fit_in_their_columns() {
+    let is_wide = |line: &&str| line.trim_start().starts_with("//") && line.chars().count() > COLUMNS;
+    let wide: Vec<String> = files()
+        .iter()
+        .flat_map(|(path, text)| text.lines().filter(is_wide).map(move |line| format!("{path}: {line}")))
+        .collect();
+    assert!(wide.is_empty(), "comments wider than {COLUMNS} columns:\n{}", wide.join("\n"));
 }
 
 #[test]

@@ -2,31 +2,17 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::sys::signalfd::SignalFd;
-use roxie::host::{ConnectionManager, DialError};
-use roxie::text::Foreign;
 use roxie_nfs::MOUNT_PORT;
-use roxie_nfs::server::{Report, Server, ServerEvent, StartError};
-use roxie_options::{DeviceOptions, PortKind, THREAD};
+use roxie_nfs::server::{Server, StartError};
 use roxie_report::failure::{EXIT_CODES, Failure};
-use roxie_report::formats;
-use roxie_report::line_rate::LineRate;
-use roxie_report::output;
-use roxie_report::signals;
+use roxie_report::formats::NFS;
 use serde_json::json;
 
 use super::location::listen_address;
 use super::session::open_export;
-
-/// Interval between two checks that the device works.
-const LOOK: Duration = Duration::from_secs(1);
-/// Lines a second about connections, which any client can cause, and their burst.
-const LINES: (u32, u32) = (10, 256);
+use crate::commands::serve::{ServeOptions, cannot_listen};
 
 /// Serve a folder to NFS clients over RDMA, read-only
 #[derive(Debug, Args)]
@@ -54,122 +40,25 @@ pub(super) struct Arguments {
     /// TCP port of MOUNT, at the same address
     #[arg(long, value_name = "PORT", default_value_t = MOUNT_PORT)]
     mount_port: u16,
-    /// Print one JSON object a line about each connection
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    device: DeviceOptions,
+    serve: ServeOptions,
 }
 
 /// Serves until a signal, or until the device fails.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.device.asked_port() == Some(PortKind::Memory) {
-        return Err(Failure::Usage(
-            "--port memory has both ends in one process: `roxie nfs ls / --port memory --export DIR` runs server and client so".into(),
-        ));
-    }
-    // Block signals before any thread starts, so that no thread takes them.
-    let signals = signals::catch_in_command()?;
-    // A wrong folder is reported before a device is opened.
-    let export = open_export(&arguments.folder)?;
-    let mut options = arguments.device.clone();
-    options.drive.get_or_insert(THREAD);
-    let opened = options.open()?;
-    let manager =
-        ConnectionManager::start(&opened.device).map_err(|error| Failure::Device(error.to_string()))?;
-    let has_failed = Arc::new(AtomicBool::new(false));
-    let report = report(arguments.json, Arc::clone(&has_failed));
-    let listen = (arguments.listen, SocketAddr::new(arguments.listen.ip(), arguments.mount_port));
-    let server = Server::start(&opened.device, &manager, listen, export, report).map_err(|error| match error {
-        StartError::Listen(DialError::Port { .. } | DialError::Manager(_)) => Failure::Usage(format!(
-            "cannot listen at {}: {error}: does another server run? `roxie show cm_id` lists listeners, and --listen takes \
-             another port",
-            arguments.listen
-        )),
-        StartError::Mount { .. } => {
-            Failure::Usage(format!("{error}: does another server run? --mount-port takes another port"))
-        }
-        other => Failure::Device(other.to_string()),
+    let Arguments { folder, listen, mount_port, serve } = arguments;
+    let (serving, export) =
+        serve.open("roxie nfs ls / --port memory --export DIR", || open_export(folder))?;
+    let at = (*listen, SocketAddr::new(listen.ip(), *mount_port));
+    let server = Server::start(&serving.opened.device, &serving.manager, at, export, serve.report(NFS));
+    let server = server.map_err(|error| match &error {
+        StartError::Listen(error) => cannot_listen(*listen, error),
+        _ => Failure::Usage(format!("{error}: does another server run? --mount-port takes another port")),
     })?;
-    announce(arguments, &server)?;
-    serve(&signals, &has_failed)?;
+    let (folder, port) = (folder.display().to_string(), server.mount_address().port());
+    let ready = json!({"event": "ready", "folder": folder, "listen": listen.to_string(), "mount_port": port});
+    serve.announce(NFS, ready, format_args!("{folder} is served at {listen}, MOUNT at TCP port {port}"))?;
+    serving.wait(|_| true)?;
     drop(server);
-    options.finish_capture(&opened.device)
-}
-
-/// Says where the server listens: one line for programs that wait for it.
-fn announce(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
-    let (listen, mount) = (arguments.listen, server.mount_address());
-    if arguments.json {
-        let (folder, port) = (arguments.folder.display().to_string(), mount.port());
-        let ready =
-            json!({"event": "ready", "folder": folder, "listen": listen.to_string(), "mount_port": port});
-        return formats::print(formats::NFS, ready);
-    }
-    output::note(format_args!(
-        "{} is served at {listen}, MOUNT at TCP port {}",
-        arguments.folder.display(),
-        mount.port()
-    ));
-    Ok(())
-}
-
-/// Returns the receiver of events, which prints a limited number of lines.
-fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
-    let rate = LineRate::new(LINES.0, LINES.1);
-    Box::new(move |event| {
-        if matches!(event, ServerEvent::DeviceFailed) {
-            has_failed.store(true, Relaxed);
-        }
-        if !rate.takes(Instant::now()) {
-            return;
-        }
-        if json {
-            let _ = as_json(&event).map_or(Ok(()), |event| formats::print(formats::NFS, event));
-        } else if let Some(text) = as_text(&event) {
-            output::note(text);
-        }
-    })
-}
-
-fn as_json(event: &ServerEvent) -> Option<serde_json::Value> {
-    Some(match event {
-        ServerEvent::Mounted { peer, path, refusal } => {
-            json!({"event": "mounted", "peer": peer.to_string(), "path": path, "refusal": refusal})
-        }
-        ServerEvent::Connected { peer } => json!({"event": "connected", "peer": peer.to_string()}),
-        ServerEvent::Refused { peer, procedure } => {
-            json!({"event": "refused", "peer": peer.to_string(), "procedure": procedure})
-        }
-        ServerEvent::Ended { peer, why } => json!({"event": "ended", "peer": peer.to_string(), "why": why}),
-        ServerEvent::DeviceFailed => return None,
-    })
-}
-
-fn as_text(event: &ServerEvent) -> Option<String> {
-    Some(match event {
-        ServerEvent::Mounted { peer, path, refusal: None } => {
-            format!("{peer}: mounts {}", Foreign::from(path.as_str()))
-        }
-        ServerEvent::Mounted { peer, path, refusal: Some(why) } => {
-            format!("{peer}: may not mount {}: {why}", Foreign::from(path.as_str()))
-        }
-        ServerEvent::Connected { peer } => format!("{peer}: connected"),
-        ServerEvent::Refused { peer, procedure } => {
-            format!("{peer}: {procedure} refused: the export is read-only")
-        }
-        ServerEvent::Ended { peer, why } => format!("{peer}: {why}"),
-        ServerEvent::DeviceFailed => return None,
-    })
-}
-
-fn serve(signals: &SignalFd, has_failed: &AtomicBool) -> Result<(), Failure> {
-    loop {
-        if signals::next(signals, LOOK).is_some() {
-            return Ok(());
-        }
-        if has_failed.load(Relaxed) {
-            return Err(Failure::Run("the engine has failed (see above): this is a bug in roxie".into()));
-        }
-    }
+    serving.finish()
 }

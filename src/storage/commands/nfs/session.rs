@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use roxie::host::{ConnectionManager, DialError};
 use roxie_nfs::PORT;
-use roxie_nfs::client::{Client, ClientError, ClientOptions, mount};
+use roxie_nfs::client::{Client, ClientError, ClientOptions, Ended, mount};
 use roxie_nfs::mount::Status;
 use roxie_nfs::nfs3::{FileHandle, Kind};
 use roxie_nfs::server::{Export, Server};
@@ -144,7 +144,7 @@ pub(super) fn failure(error: ClientError) -> Failure {
         | ClientError::Export { .. }
         | ClientError::Status { .. }
         | ClientError::Call { .. }
-        | ClientError::Closed
+        | ClientError::Lost(Ended::Closed | Ended::Protocol(_) | Ended::Unexpected(_))
         | ClientError::Protocol(_)
         | ClientError::Verifier { .. } => Failure::Peer(text),
         _ => Failure::Run(text),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use roxie::host::{ConnectionManager, DialError};
 use roxie_nvmeof::cm;
-use roxie_nvmeof::initiator::{HostOptions, Initiator, InitiatorError};
+use roxie_nvmeof::initiator::{Ended, HostOptions, Initiator, InitiatorError};
 use roxie_nvmeof::subsystem::{Limits, Subsystem};
 use roxie_nvmeof::target::Target;
 use roxie_options::{DeviceOptions, Opened};
@@ -109,10 +109,11 @@ pub(super) fn failure(error: InitiatorError) -> Failure {
     let text = error.to_string();
     match error {
         InitiatorError::Dial(DialError::Device(error)) => error.into(),
-        InitiatorError::Dial(_) | InitiatorError::Queue { .. } | InitiatorError::Refused { .. } => {
-            Failure::Peer(text)
-        }
-        InitiatorError::Protocol(_) => Failure::Peer(text),
+        InitiatorError::Dial(_)
+        | InitiatorError::Queue { .. }
+        | InitiatorError::Refused { .. }
+        | InitiatorError::Lost(Ended::Protocol(_) | Ended::Unexpected(_))
+        | InitiatorError::Protocol(_) => Failure::Peer(text),
         _ => Failure::Run(text),
     }
 }

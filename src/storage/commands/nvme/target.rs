@@ -2,31 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
-use roxie::host::{ConnectionManager, DialError};
-use roxie::text::Foreign;
 use roxie_nvmeof::subsystem::{Limits, Subsystem};
-use roxie_nvmeof::target::{Report, Target, TargetEvent};
-use roxie_options::{DeviceOptions, PortKind, THREAD};
+use roxie_nvmeof::target::Target;
 use roxie_report::failure::{EXIT_CODES, Failure};
-use roxie_report::formats;
-use roxie_report::line_rate::LineRate;
+use roxie_report::formats::NVME;
 use roxie_report::output;
-use roxie_report::signals;
 use serde_json::json;
 
 use super::NQN;
 use super::block_options::{Disk, disk, listen_address, name};
-
-/// Interval between two checks that the device works.
-const LOOK: Duration = Duration::from_secs(1);
-/// Lines a second about connections, which any host can cause, and their burst.
-const LINES: (u32, u32) = (10, 256);
+use crate::commands::serve::{ServeOptions, cannot_listen};
 
 /// Serve disks to hosts over RDMA
 #[derive(Debug, Args)]
@@ -72,11 +60,8 @@ pub(super) struct Arguments {
     /// Most hosts at a time, 1 to 1024
     #[arg(long, value_name = "N", default_value_t = Limits::default().controllers, value_parser = clap::value_parser!(u16).range(1..=1024))]
     hosts: u16,
-    /// Print one JSON object a line about each connection
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    device: DeviceOptions,
+    serve: ServeOptions,
 }
 
 fn block_size(text: &str) -> Result<u32, String> {
@@ -88,35 +73,33 @@ fn block_size(text: &str) -> Result<u32, String> {
 
 /// Serves until a signal, or until the device fails.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.device.asked_port() == Some(PortKind::Memory) {
-        return Err(Failure::Usage(
-            "--port memory has both ends in one process: `roxie nvme bench --port memory` runs target and host so".into(),
-        ));
-    }
-    // Block signals before any thread starts, so that no thread takes them.
-    let signals = signals::catch_in_command()?;
-    // Wrong names and files are reported before a device is opened.
-    let subsystem = Arc::new(subsystem(arguments)?);
-    let mut options = arguments.device.clone();
-    options.drive.get_or_insert(THREAD);
-    let opened = options.open()?;
-    let manager =
-        ConnectionManager::start(&opened.device).map_err(|error| Failure::Device(error.to_string()))?;
-    let has_failed = Arc::new(AtomicBool::new(false));
-    let report = report(arguments.json, Arc::clone(&has_failed));
-    let target = Target::start(&opened.device, &manager, arguments.listen, Arc::clone(&subsystem), report);
-    let target = target.map_err(|error| match error {
-        DialError::Port { .. } | DialError::Manager(_) => Failure::Usage(format!(
-            "cannot listen at {}: {error}: does another target run? `roxie show cm_id` lists listeners, and --listen takes \
-             another port",
-            arguments.listen
-        )),
-        other => Failure::Device(other.to_string()),
-    })?;
-    announce(arguments, &subsystem, &target)?;
-    serve(&signals, &subsystem, &has_failed)?;
+    let Arguments { nqn, listen, serve, .. } = arguments;
+    let (serving, subsystem) = serve.open("roxie nvme bench --port memory", || subsystem(arguments))?;
+    let subsystem = Arc::new(subsystem);
+    let report = serve.report(NVME);
+    let target =
+        Target::start(&serving.opened.device, &serving.manager, *listen, Arc::clone(&subsystem), report);
+    let target = target.map_err(|error| cannot_listen(*listen, &error))?;
+    let addresses: Vec<String> = target.addresses().iter().map(ToString::to_string).collect();
+    let sizes: Vec<u64> = subsystem.namespaces().iter().map(|n| n.blocks() << n.block_shift()).collect();
+    let ready = json!({"event": "ready", "nqn": nqn, "addresses": addresses, "namespace_bytes": sizes});
+    serve.announce(NVME, ready, format_args!("{nqn} is served at {}", addresses.join(", ")))?;
+    serving.wait(|signal| ends(signal, &subsystem))?;
     target.stop().map_err(|error| Failure::Run(format!("flushing: {error}: the last writes may be lost")))?;
-    options.finish_capture(&opened.device)
+    serving.finish()
+}
+
+/// True if a signal ends the target. SIGHUP takes over the lengths of namespaces.
+fn ends(signal: Signal, subsystem: &Subsystem) -> bool {
+    if signal != Signal::SIGHUP {
+        return true;
+    }
+    match subsystem.look() {
+        Ok(changed) if changed.is_empty() => output::note("no namespace has another length"),
+        Ok(changed) => output::note(format_args!("namespaces {changed:?} have another length")),
+        Err(error) => output::note(format_args!("the lengths of namespaces: {error}")),
+    }
+    false
 }
 
 fn subsystem(arguments: &Arguments) -> Result<Subsystem, Failure> {
@@ -130,69 +113,4 @@ fn subsystem(arguments: &Arguments) -> Result<Subsystem, Failure> {
         ..Limits::default()
     };
     Subsystem::new(&arguments.nqn, namespaces, arguments.host_nqn.clone(), limits).map_err(Failure::Usage)
-}
-
-/// Says where the target listens: one line for programs that wait for it.
-fn announce(arguments: &Arguments, subsystem: &Subsystem, target: &Target) -> Result<(), Failure> {
-    let addresses: Vec<String> = target.addresses().iter().map(ToString::to_string).collect();
-    if arguments.json {
-        let sizes: Vec<u64> = subsystem.namespaces().iter().map(|n| n.blocks() << n.block_shift()).collect();
-        let ready =
-            json!({"event": "ready", "nqn": arguments.nqn, "addresses": addresses, "namespace_bytes": sizes});
-        return formats::print(formats::NVME, ready);
-    }
-    output::note(format_args!("{} is served at {}", arguments.nqn, addresses.join(", ")));
-    Ok(())
-}
-
-/// Returns the receiver of events, which prints a limited number of lines.
-fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
-    let rate = LineRate::new(LINES.0, LINES.1);
-    Box::new(move |event| {
-        if matches!(event, TargetEvent::DeviceFailed) {
-            has_failed.store(true, Relaxed);
-        }
-        if !rate.takes(Instant::now()) {
-            return;
-        }
-        match (event, json) {
-            (TargetEvent::Connected { peer, host, controller, queue }, true) => {
-                let _ = formats::print(
-                    formats::NVME,
-                    json!({
-                        "event": "connected", "peer": peer.to_string(), "host": host, "controller": controller, "queue": queue
-                    }),
-                );
-            }
-            (TargetEvent::Ended { peer, why }, true) => {
-                let _ = formats::print(
-                    formats::NVME,
-                    json!({"event": "ended", "peer": peer.to_string(), "why": why}),
-                );
-            }
-            (TargetEvent::Connected { peer, host, controller, queue }, false) => output::note(format_args!(
-                "{peer}: queue {queue} of controller {controller} connected, host {}",
-                Foreign::from(host)
-            )),
-            (TargetEvent::Ended { peer, why }, false) => output::note(format_args!("{peer}: {why}")),
-            (TargetEvent::DeviceFailed, _) => {}
-        }
-    })
-}
-
-fn serve(signals: &SignalFd, subsystem: &Subsystem, has_failed: &AtomicBool) -> Result<(), Failure> {
-    loop {
-        match signals::next(signals, LOOK) {
-            Some(Signal::SIGHUP) => match subsystem.look() {
-                Ok(changed) if changed.is_empty() => output::note("no namespace has another length"),
-                Ok(changed) => output::note(format_args!("namespaces {changed:?} have another length")),
-                Err(error) => output::note(format_args!("the lengths of namespaces: {error}")),
-            },
-            Some(_) => return Ok(()),
-            None => {}
-        }
-        if has_failed.load(Relaxed) {
-            return Err(Failure::Run("the engine has failed (see above): this is a bug in roxie".into()));
-        }
-    }
 }

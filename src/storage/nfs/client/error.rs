@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use roxie::host::{DeviceError, DialError, PostError};
-use roxie::verbs::WcStatus;
+use roxie::host::DialError;
+use roxie_ulp::Ended;
 
 use crate::mount;
 use crate::nfs3::Status;
@@ -66,18 +66,9 @@ pub enum ClientError {
         /// The file.
         path: String,
     },
-    /// The device refused an operation.
+    /// The connection has ended: it is lost, the server has closed it, or violates the protocol.
     #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A work request was not posted.
-    #[error(transparent)]
-    Post(#[from] PostError),
-    /// A work request failed, with which the connection is lost.
-    #[error("the connection is lost: {0}")]
-    Lost(WcStatus),
-    /// The server has disconnected.
-    #[error("the server has closed the connection")]
-    Closed,
+    Lost(#[from] Ended),
     /// No call has finished in time.
     #[error("no reply in {0:?}")]
     Timeout(Duration),

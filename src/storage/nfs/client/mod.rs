@@ -21,6 +21,7 @@ use crate::xdr::{Malformed, Reader, Writer};
 
 pub use error::ClientError;
 pub use mounting::mount;
+pub use roxie_ulp::Ended;
 use transport::{Data, Finished, LONGEST_TRANSFER, Transport};
 
 /// Bytes of a listing's results.

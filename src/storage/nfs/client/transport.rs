@@ -1,14 +1,10 @@
 //! Calls over RDMA: each has a slot, with memory that the server reaches while the call is outstanding, and not longer.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use roxie::host::{
-    CompletionQueue, Connection, ConnectionManager, Device, DeviceError, DialOptions, LentRegion,
-    MemoryRegion,
-};
-use roxie::verbs::{Access, QpCaps, SendWr, Wc, WcOpcode, WcStatus};
+use roxie::host::{ConnectionManager, Device};
+use roxie_ulp::{Ended, Lent, Replies, Requester, RequesterSizes};
 
 use super::error::ClientError;
 use crate::private::Sizes;
@@ -46,37 +42,37 @@ pub(super) struct Finished {
     pub(super) moved: Option<Vec<u8>>,
 }
 
+/// Replies, and what they grant.
 #[derive(Debug)]
-struct Slot {
-    memory: LentRegion,
-    state: State,
+struct Calls {
+    /// Transaction identifier of each slot's call.
+    xids: [u32; SLOTS as usize],
+    /// Calls that the server grants: one until its first reply (RFC 8166 3.3.3).
+    credits: u32,
 }
 
-/// State of a call. It is finished once its request is over for the memory of its slot.
-#[derive(Debug, Default)]
-struct State {
-    is_busy: bool,
-    xid: u32,
-    /// Bytes of the chunk in the slot's memory.
-    offered: usize,
-    /// The message, and the number of bytes in the slot's memory, if the reply used it.
-    reply: Option<(Vec<u8>, Body)>,
+impl Replies for Calls {
+    /// The RPC message, and the number of bytes in the slot's memory, if the reply used it.
+    type Reply = (Vec<u8>, Body);
+
+    fn parse(&mut self, bytes: &[u8]) -> Result<(usize, (Vec<u8>, Body)), Ended> {
+        let (header, message) = Header::parse(bytes).map_err(Ended::protocol)?;
+        let xid = header.xid;
+        let unknown = || Ended::Protocol(format!("a reply to call {xid:#x}, which is not outstanding"));
+        let slot = self.xids.iter().position(|of_slot| *of_slot == xid).ok_or_else(unknown)?;
+        if matches!(header.body, Body::Message(_) | Body::NoMessage(_)) {
+            self.credits = header.credits.clamp(1, SLOTS);
+        }
+        Ok((slot, (message.to_vec(), header.body)))
+    }
 }
 
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Transport {
-    // Dropped first: the queue pair uses the memory below.
-    connection: Connection,
-    cq: CompletionQueue,
-    calls: MemoryRegion,
-    replies: MemoryRegion,
-    slots: Vec<Slot>,
-    finished: VecDeque<usize>,
+    calls: Requester<Calls>,
     /// Bytes of an inline message that the server receives, and of one that it sends.
     inline: (usize, usize),
-    /// Calls that the server grants: one until its first reply (RFC 8166 3.3.3).
-    credits: u32,
     next_xid: u32,
 }
 
@@ -86,37 +82,23 @@ impl Transport {
         manager: &ConnectionManager,
         to: SocketAddr,
     ) -> Result<Transport, ClientError> {
-        let caps = QpCaps {
-            // A registration, a SEND and an invalidation of each call.
-            max_send_wr: 3 * SLOTS,
-            max_recv_wr: SLOTS,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            ..QpCaps::default()
+        let inline = INLINE as usize;
+        let (requests, receives) = (SLOTS, SLOTS);
+        let sizes = RequesterSizes {
+            requests,
+            request_length: inline,
+            receives,
+            reply_length: inline,
+            memory: MEMORY,
         };
-        let pd = device.alloc_pd()?;
-        let cq = device.create_cq(caps.max_send_wr + caps.max_recv_wr, None)?;
-        let inline = SLOTS as usize * INLINE as usize;
-        let (calls, replies) =
-            (pd.register(inline, Access::LOCAL_WRITE)?, pd.register(inline, Access::LOCAL_WRITE)?);
-        let slot = |_| {
-            let memory = LentRegion::new(&pd, MEMORY)?;
-            Ok::<_, DeviceError>(Slot { memory, state: State::default() })
-        };
-        let slots = (0..SLOTS).map(slot).collect::<Result<Vec<_>, _>>()?;
-        let qp = pd.queue_pair(&cq).caps(caps).create()?;
-        qp.initialize(Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        for n in 0..SLOTS as usize {
-            qp.post_recv(n as u64, &[replies.sge(n * INLINE as usize, INLINE)])?;
-        }
-        let own = Sizes { takes_invalidation: true, sends: INLINE, receives: INLINE };
-        let options = DialOptions { private_data: own.to_bytes().to_vec(), ..DialOptions::default() };
-        let connection = manager.connect(qp, to, &options)?;
-        let server = Sizes::parse(connection.private_data());
-        let inline = (server.receives.min(INLINE) as usize, server.sends.min(INLINE) as usize);
+        let own = Sizes { takes_invalidation: true, sends: INLINE, receives: INLINE }.to_bytes();
         let next_xid = roxie::random::unguessable() as u32;
-        let finished = VecDeque::new();
-        Ok(Transport { connection, cq, calls, replies, slots, finished, inline, credits: 1, next_xid })
+        // No call has the identifier of a slot that had none.
+        let replies = Calls { xids: [next_xid; SLOTS as usize], credits: 1 };
+        let calls = Requester::connect(device, manager, to, &sizes, &own, replies)?;
+        let server = Sizes::parse(calls.endpoint.connection.private_data());
+        let inline = (server.receives.min(INLINE) as usize, server.sends.min(INLINE) as usize);
+        Ok(Transport { calls, inline, next_xid })
     }
 
     /// Returns the transaction identifier of the next call.
@@ -132,93 +114,49 @@ impl Transport {
         call: &[u8],
         data: Data<'_>,
     ) -> Result<Option<usize>, ClientError> {
-        let outstanding = self.slots.iter().filter(|slot| slot.state.is_busy).count();
-        let free = self.slots.iter().position(|slot| !slot.state.is_busy);
-        let Some(slot) = free.filter(|_| outstanding < self.credits.max(1) as usize) else { return Ok(None) };
-        self.slots[slot].memory.begin();
-        let (mut chunks, mut message, mut offered) = (Chunks::default(), call.to_vec(), 0);
+        let Some(slot) = self.calls.reserve(self.calls.replies.credits as usize) else { return Ok(None) };
+        let mut chunks = Chunks::default();
+        let mut inline: &[u8] = &[];
         match data {
             Data::Out([]) => {}
             Data::Out(bytes)
                 if SHORTEST + call.len() + bytes.len() + padding(bytes.len()) <= self.inline.0 =>
             {
-                message.extend(bytes);
-                message.resize(message.len() + padding(bytes.len()), 0);
+                inline = bytes;
             }
             Data::Out(bytes) => {
-                let memory = self.slots[slot].memory.memory();
-                memory.write(0, bytes).map_err(DeviceError::from)?;
-                let segment = self.register(slot, bytes.len(), Access::REMOTE_READ)?;
+                let segment = self.lend(slot, Lent::Bytes(bytes), bytes.len())?;
                 chunks.reads.push(ReadSegment { position: call.len() as u32, segment });
-                offered = bytes.len();
             }
             Data::In(most, around) if SHORTEST + around + most + padding(most) <= self.inline.1 => {}
-            Data::In(most, _) => {
-                chunks.writes.push(vec![self.register(
-                    slot,
-                    most,
-                    Access::REMOTE_WRITE | Access::LOCAL_WRITE,
-                )?]);
-                offered = most;
-            }
+            Data::In(most, _) => chunks.writes.push(vec![self.lend(slot, Lent::Room(most), most)?]),
             Data::Reply(most) if SHORTEST + most <= self.inline.1 => {}
-            Data::Reply(most) => {
-                chunks.reply =
-                    Some(vec![self.register(slot, most, Access::REMOTE_WRITE | Access::LOCAL_WRITE)?]);
-                offered = most;
-            }
+            Data::Reply(most) => chunks.reply = Some(vec![self.lend(slot, Lent::Room(most), most)?]),
         }
-        let header = Header { xid, credits: SLOTS, body: Body::Message(chunks) };
-        let bytes = [&header.to_bytes()[..], &message].concat();
-        if bytes.len() > self.inline.0 {
-            let most = self.inline.0;
-            return Err(ClientError::Protocol(format!(
-                "a call of {} bytes; the server takes {most}",
-                bytes.len()
-            )));
+        let header = Header { xid, credits: SLOTS, body: Body::Message(chunks) }.to_bytes();
+        let parts = [&header[..], call, inline, &[0; 3][..padding(inline.len())]];
+        let (length, most) = (parts.iter().map(|part| part.len()).sum::<usize>(), self.inline.0);
+        if length > most {
+            return Err(wrong(format!("a call of {length} bytes; the server takes {most}")));
         }
-        let begin = slot * INLINE as usize;
-        self.calls.write_at(begin, &bytes)?;
-        let send = SendWr::send().id(slot as u64).signaled();
-        self.connection.qp().post_send(&send, &[self.calls.sge(begin, bytes.len() as u32)])?;
-        self.slots[slot].state = State { is_busy: true, xid, offered, reply: None };
+        self.calls.send(slot, &parts)?;
+        self.calls.replies.xids[slot] = xid;
         Ok(Some(slot))
     }
 
-    /// Posts the registration of a slot's memory.
-    fn register(&mut self, slot: usize, length: usize, access: Access) -> Result<Segment, ClientError> {
-        let memory = &mut self.slots[slot].memory;
-        let (offset, key) = memory.lend(self.connection.qp(), length, access)?;
+    /// Registers a slot's memory.
+    fn lend(&mut self, slot: usize, lent: Lent<'_>, length: usize) -> Result<Segment, ClientError> {
+        let (offset, key) = self.calls.lend(slot, lent)?;
         Ok(Segment { handle: key.0, length: length as u32, offset })
     }
 
     /// Waits for a call to finish.
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<Finished, ClientError> {
-        let until = Instant::now() + timeout;
-        loop {
-            if let Some(slot) = self.finished.pop_front() {
-                return self.finish(slot);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            let waited = self.connection.wait_for_completion(&self.cq, left);
-            match waited.map_err(|_| ClientError::Closed)? {
-                Some(wc) => self.completed(&wc)?,
-                None => return Err(ClientError::Timeout(timeout)),
-            }
-        }
-    }
-
-    fn finish(&mut self, slot: usize) -> Result<Finished, ClientError> {
-        let Slot { memory, state } = &mut self.slots[slot];
-        let State { reply, offered, .. } = std::mem::take(state);
-        let (message, body) = reply.expect("a finished call has a reply");
-        let copy = |bytes: u64| {
-            let wrong =
-                || ClientError::Protocol(format!("the server says that it wrote {bytes} bytes to {offered}"));
-            let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= offered).ok_or_else(wrong)?;
-            let mut copied = vec![0; bytes];
-            memory.memory().read(0, &mut copied).map_err(DeviceError::from)?;
-            Ok::<_, ClientError>(copied)
+        let finished = self.calls.wait(None, timeout)?.ok_or(ClientError::Timeout(timeout))?;
+        let (slot, room, (message, body)) = (finished.slot, finished.room, finished.reply);
+        let copy = |bytes: u64| match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= room => Ok(self.calls.copy(slot, bytes)?),
+            _ => Err(wrong(format!("the server says that it wrote {bytes} bytes to {room}"))),
         };
         match body {
             Body::Message(chunks) => {
@@ -229,59 +167,18 @@ impl Transport {
                 let reply = chunks.reply.as_ref().map_or(0, |chunk| length(chunk));
                 Ok(Finished { slot, message: copy(reply)?, moved: None })
             }
-            Body::WrongVersion { low, high } => Err(ClientError::Protocol(format!(
-                "the server has RPC-over-RDMA versions {low} to {high} only"
-            ))),
-            Body::WrongChunk => {
-                Err(ClientError::Protocol("the server cannot use the chunks of a call".into()))
+            Body::WrongVersion { low, high } => {
+                Err(wrong(format!("the server has RPC-over-RDMA versions {low} to {high} only")))
             }
+            Body::WrongChunk => Err(wrong("the server cannot use the chunks of a call".into())),
         }
     }
 
     pub(super) fn disconnect(self) -> Result<(), ClientError> {
-        Ok(self.connection.disconnect()?)
+        Ok(self.calls.endpoint.connection.disconnect()?)
     }
+}
 
-    fn completed(&mut self, wc: &Wc) -> Result<(), ClientError> {
-        if wc.status != WcStatus::Success {
-            return Err(ClientError::Lost(wc.status));
-        }
-        let slot = match wc.opcode {
-            WcOpcode::Recv => self.received(wc)?,
-            WcOpcode::Send | WcOpcode::LocalInvalidate => {
-                self.slots[wc.wr_id as usize].memory.completed(wc.opcode);
-                wc.wr_id as usize
-            }
-            other => {
-                let what = format!("a completion of {other:?}, which no request posts");
-                return Err(ClientError::Protocol(what));
-            }
-        };
-        if self.slots[slot].memory.is_over() {
-            self.finished.push_back(slot);
-        }
-        Ok(())
-    }
-
-    /// Takes a reply. Returns its slot.
-    fn received(&mut self, wc: &Wc) -> Result<usize, ClientError> {
-        let begin = wc.wr_id as usize * INLINE as usize;
-        let bytes = self.replies.to_vec(begin, (wc.byte_len as usize).min(INLINE as usize))?;
-        self.connection.qp().post_recv(wc.wr_id, &[self.replies.sge(begin, INLINE)])?;
-        let (header, message) =
-            Header::parse(&bytes).map_err(|refusal| ClientError::Protocol(refusal.to_string()))?;
-        let of_call =
-            |slot: &Slot| slot.state.is_busy && slot.state.reply.is_none() && slot.state.xid == header.xid;
-        let Some(index) = self.slots.iter().position(of_call) else {
-            let xid = header.xid;
-            return Err(ClientError::Protocol(format!("a reply to call {xid:#x}, which is not outstanding")));
-        };
-        if matches!(header.body, Body::Message(_) | Body::NoMessage(_)) {
-            self.credits = header.credits.clamp(1, SLOTS);
-        }
-        let slot = &mut self.slots[index];
-        slot.state.reply = Some((message.to_vec(), header.body));
-        slot.memory.answered(self.connection.qp(), wc, index as u64)?;
-        Ok(index)
-    }
+fn wrong(what: String) -> ClientError {
+    ClientError::Protocol(what)
 }

@@ -6,18 +6,18 @@ mod export;
 mod handles;
 mod mountd;
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::sync::Arc;
 
-use roxie::host::{
-    Acceptor, Connection, ConnectionManager, Device, DialError, FirstMessages, ProtectionDomain,
-};
+use roxie::host::{ConnectionManager, ConnectionRequest, Device, DialError};
+use roxie::text::Foreign;
+use roxie_ulp::{Endpoint, ServerConfig, Service, UpperLayer};
+use serde::Serialize;
 
-use connection::{INLINE, Offered};
+use crate::private::Sizes;
+use connection::{INLINE, SIZES, Served};
 
 pub use answer::{Answer, LONGEST_TRANSFER, answer, refused_change};
 pub use export::Export;
@@ -25,17 +25,10 @@ pub use handles::MOST_HANDLES;
 
 /// Connections of clients at a time.
 pub const MOST_CONNECTIONS: usize = 64;
-/// Why another client is not served.
-const FULL: &str = "refused: too many connections";
-/// Interval at which the acceptor looks whether the server is to stop.
-const LOOK: Duration = Duration::from_millis(100);
-/// Connections that their clients have not confirmed. They have no thread, and do not count as connections.
-const HALF_OPEN: u32 = 128;
-/// Time for the threads of connections to end.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An event that a server reports.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
 pub enum ServerEvent {
     /// A client has asked for the handle of a folder.
     Mounted {
@@ -65,8 +58,25 @@ pub enum ServerEvent {
         /// The reason.
         why: String,
     },
-    /// The device has failed: no more clients are served.
-    DeviceFailed,
+}
+
+impl fmt::Display for ServerEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServerEvent::Mounted { peer, path, refusal } => {
+                let path = Foreign::from(path.as_str());
+                match refusal {
+                    None => write!(f, "{peer}: mounts {path}"),
+                    Some(why) => write!(f, "{peer}: may not mount {path}: {why}"),
+                }
+            }
+            ServerEvent::Connected { peer } => write!(f, "{peer}: connected"),
+            ServerEvent::Refused { peer, procedure } => {
+                write!(f, "{peer}: {procedure} refused: the export is read-only")
+            }
+            ServerEvent::Ended { peer, why } => write!(f, "{peer}: {why}"),
+        }
+    }
 }
 
 /// Receives the events of a server, from several threads.
@@ -89,39 +99,39 @@ pub enum StartError {
     },
 }
 
+/// The service of clients, over RDMA and for MOUNT.
 struct Shared {
-    device: Device,
-    pd: ProtectionDomain,
-    first_calls: FirstMessages,
     export: Arc<Export>,
     report: Report,
-    stop: AtomicBool,
-    connections: Mutex<usize>,
-    ended: Condvar,
 }
 
-impl Shared {
-    fn stops(&self) -> bool {
-        self.stop.load(Relaxed)
+impl Service for Shared {
+    type Request = Sizes;
+
+    fn answer(&self, request: &ConnectionRequest) -> Result<roxie_ulp::Answer<Sizes>, Vec<u8>> {
+        let own = Sizes { takes_invalidation: false, sends: INLINE, receives: INLINE };
+        let (request, private_data) = (Sizes::parse(request.private_data()), own.to_bytes().to_vec());
+        // The server reads no memory of clients.
+        Ok(roxie_ulp::Answer { sizes: SIZES, reads: 0, private_data, request })
     }
 
-    /// Locks the number of connections.
-    fn connections(&self) -> MutexGuard<'_, usize> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connected(&self, endpoint: Endpoint, client: Sizes) -> Result<impl UpperLayer, DialError> {
+        let peer = endpoint.connection.peer();
+        let served = Served::new(self, endpoint, client)?;
+        (self.report)(ServerEvent::Connected { peer });
+        Ok(served)
+    }
+
+    fn ended(&self, peer: SocketAddr, why: String) {
+        (self.report)(ServerEvent::Ended { peer, why });
     }
 }
 
 /// A running server. Dropping it stops it.
+#[derive(Debug)]
 pub struct Server {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    server: roxie_ulp::Server<Shared>,
     mount: SocketAddr,
-}
-
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("export", &self.shared.export).finish_non_exhaustive()
-    }
 }
 
 impl Server {
@@ -137,31 +147,18 @@ impl Server {
         export: Arc<Export>,
         report: Report,
     ) -> Result<Server, StartError> {
-        let pd = device.alloc_pd().map_err(DialError::from)?;
-        let first_calls = FirstMessages::new(&pd, HALF_OPEN + MOST_CONNECTIONS as u32, INLINE as usize);
-        let first_calls = first_calls.map_err(DialError::from)?;
-        let acceptor = manager.acceptor(listen, HALF_OPEN)?;
-        let shared = Arc::new(Shared {
-            device: device.clone(),
-            pd,
-            first_calls,
-            export,
-            report,
-            stop: AtomicBool::new(false),
-            connections: Mutex::new(0),
-            ended: Condvar::new(),
-        });
-        let started = mountd::start(&shared, mount);
-        let (at, thread) = started.map_err(|source| StartError::Mount { at: mount, source })?;
-        let mut server = Server { shared, threads: vec![thread], mount: at };
-        let accepting = Arc::clone(&server.shared);
-        let thread = std::thread::Builder::new().name("nfs-accept".into());
-        let thread = thread.spawn(move || accept(&accepting, acceptor));
-        server.threads.push(thread.map_err(|source| {
-            let what = "a thread that accepts connections";
-            DialError::from(roxie::host::DeviceError::System { what, source })
-        })?);
-        Ok(server)
+        let shared = Arc::new(Shared { export, report });
+        let config = ServerConfig {
+            threads: ["nfs-accept", "nfs-serve"],
+            connections: MOST_CONNECTIONS,
+            first_length: INLINE as usize,
+            no_resources: Vec::new(),
+        };
+        let mut server = roxie_ulp::Server::start(device, manager, listen, config, Arc::clone(&shared))?;
+        let started = mountd::start(&shared, server.stopping(), mount);
+        let (mount, thread) = started.map_err(|source| StartError::Mount { at: mount, source })?;
+        server.join(thread);
+        Ok(Server { server, mount })
     }
 
     /// The TCP address at which MOUNT is answered.
@@ -171,59 +168,6 @@ impl Server {
 
     /// Number of connections.
     pub fn connections(&self) -> usize {
-        *self.shared.connections()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-        let connections = self.shared.connections();
-        let _ = self.shared.ended.wait_timeout_while(connections, STOP_TIMEOUT, |left| *left > 0);
-    }
-}
-
-/// Accepts connections until the server stops.
-fn accept(shared: &Arc<Shared>, mut acceptor: Acceptor<Offered>) {
-    let failed =
-        |peer, error: DialError| (shared.report)(ServerEvent::Ended { peer, why: error.to_string() });
-    while !shared.stops() {
-        match acceptor.next(LOOK, |request| connection::offer(shared, request), failed) {
-            Ok(Some((connection, offered))) => admit(shared, connection, offered),
-            Ok(None) => {}
-            Err(_) => return (shared.report)(ServerEvent::DeviceFailed),
-        }
-    }
-}
-
-/// Serves a connection on a thread of its own, if there is room for another one.
-fn admit(shared: &Arc<Shared>, connection: Connection, offered: Offered) {
-    let peer = connection.peer();
-    let ended = |why| (shared.report)(ServerEvent::Ended { peer, why });
-    *shared.connections() += 1;
-    let counted = Counted(Arc::clone(shared));
-    if *shared.connections() > MOST_CONNECTIONS {
-        return ended(FULL.into());
-    }
-    let thread = std::thread::Builder::new().name("nfs-serve".into());
-    let spawned = thread.spawn(move || {
-        let Err(why) = connection::serve(&counted.0, connection, offered);
-        (counted.0.report)(ServerEvent::Ended { peer, why });
-    });
-    if let Err(error) = spawned {
-        ended(format!("no thread for a connection: {error}"));
-    }
-}
-
-/// A counted connection; no longer counted when dropped.
-struct Counted(Arc<Shared>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        *self.0.connections() -= 1;
-        self.0.ended.notify_all();
+        self.server.connections()
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use roxie::tcp::{self, Timed};
@@ -24,6 +25,7 @@ const LONGEST_CALL: usize = 4096;
 /// Listens, and accepts connections on a thread of its own until the server stops.
 pub(super) fn start(
     shared: &Arc<Shared>,
+    stop: &Arc<AtomicBool>,
     at: SocketAddr,
 ) -> io::Result<(SocketAddr, std::thread::JoinHandle<()>)> {
     let listener = TcpListener::bind(at).or_else(|error| match at {
@@ -34,20 +36,20 @@ pub(super) fn start(
         _ => Err(error),
     })?;
     let at = listener.local_addr()?;
-    let [stopping, serving] = [(); 2].map(|()| Arc::clone(shared));
+    let (serving, [stops, stopping]) = (Arc::clone(shared), [(); 2].map(|()| Arc::clone(stop)));
     let handle = move |stream: Timed, peer| {
         let closed = [io::ErrorKind::TimedOut, io::ErrorKind::UnexpectedEof];
-        if let Err(error) = serve(&serving, stream, peer)
+        if let Err(error) = serve(&serving, &stops, stream, peer)
             && !closed.contains(&error.kind())
         {
             (serving.report)(ServerEvent::Ended { peer, why: format!("MOUNT: {error}") });
         }
     };
-    let accept = move || tcp::serve(&listener, &LIMITS, Some(&stopping.stop), handle);
+    let accept = move || tcp::serve(&listener, &LIMITS, Some(&stopping), handle);
     Ok((at, std::thread::Builder::new().name("nfs-mount".into()).spawn(accept)?))
 }
 
-fn serve(shared: &Shared, mut stream: Timed, peer: SocketAddr) -> io::Result<()> {
+fn serve(shared: &Shared, stop: &AtomicBool, mut stream: Timed, peer: SocketAddr) -> io::Result<()> {
     while let Some(record) = receive_record(&mut stream, LONGEST_CALL)? {
         let reply = answer(shared, &record, peer).map_err(|malformed| {
             io::Error::new(io::ErrorKind::InvalidData, format!("a malformed call: {malformed}"))
@@ -55,7 +57,7 @@ fn serve(shared: &Shared, mut stream: Timed, peer: SocketAddr) -> io::Result<()>
         stream.restart(PATIENCE);
         send_record(&mut stream, &reply)?;
         stream.restart(PATIENCE);
-        if shared.stops() {
+        if stop.load(Relaxed) {
             break;
         }
     }

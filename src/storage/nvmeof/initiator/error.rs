@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use roxie::host::{DeviceError, DialError, PostError};
-use roxie::verbs::WcStatus;
+use roxie::host::DialError;
+use roxie_ulp::Ended;
 
 use crate::cm::Refusal;
 use crate::status::Status;
@@ -36,24 +36,12 @@ pub enum InitiatorError {
         /// The field of a Connect command that is invalid.
         field: Option<&'static str>,
     },
-    /// The device refused an operation.
+    /// The connection has ended: it is lost, the target has closed it, or violates the protocol.
     #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A work request was not posted.
-    #[error(transparent)]
-    Post(#[from] PostError),
-    /// A work request failed, with which the connection is lost.
-    #[error("the connection is lost: {0}")]
-    Lost(WcStatus),
-    /// The target has disconnected.
-    #[error("the target has closed the connection")]
-    Closed,
+    Lost(#[from] Ended),
     /// The target violates the protocol.
     #[error("{0}")]
     Protocol(String),
-    /// A response that is too short.
-    #[error("a response of {0} bytes; one has 16")]
-    Short(usize),
     /// No command has finished in time.
     #[error("no response in {0:?}")]
     Timeout(Duration),

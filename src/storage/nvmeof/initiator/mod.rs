@@ -21,6 +21,7 @@ use crate::identify::{self, cns};
 pub use error::InitiatorError;
 pub use queue::{Data, Finished};
 use queue::{HostQueue, Sizes};
+pub use roxie_ulp::Ended;
 
 /// Longest time that an admin command may take.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(30);

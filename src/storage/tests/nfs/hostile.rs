@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use roxie::host::{CompletionQueue, Connection, DialOptions, MemoryRegion};
-use roxie::verbs::{Access, SendWr, WcOpcode, WcStatus};
+use roxie::verbs::{Access, RKey, SendWr, WcOpcode, WcStatus};
 use roxie_nfs::nfs3::{Arguments, FileHandle, PROGRAM, Status, read_head};
 use roxie_nfs::rpc::{Call, Credential, Outcome, Reply};
 use roxie_nfs::rpcrdma::{Body, Chunks, Header, ReadSegment, Segment};
@@ -208,6 +208,17 @@ fn wrong_keys_end_the_connection_alone() {
     let wrong = Segment { handle: bare.memory.rkey().0 ^ 0x100, ..bare.segment(0, 60_000) };
     let chunks = Chunks { writes: vec![vec![wrong]], ..Chunks::default() };
     assert!(bare.call(&header(9, chunks), &call).is_none());
+    let mut next = Bare::new(&site);
+    assert!(next.call(&header(8, Chunks::default()), &message(8, &Arguments::Null)).is_some());
+}
+
+#[test]
+fn write_with_immediate_closes_the_connection() {
+    let site = Site::new();
+    let bare = Bare::new(&site);
+    let write = SendWr::write(0, RKey(0)).imm(7);
+    bare.connection.qp().post_send(&write, &[]).expect("room");
+    assert!(bare.connection.wait_for_end(PATIENCE), "the server has not closed the connection");
     let mut next = Bare::new(&site);
     assert!(next.call(&header(8, Chunks::default()), &message(8, &Arguments::Null)).is_some());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use roxie_nvmeof::Status;
 use roxie_nvmeof::command::{Command, io};
-use roxie_nvmeof::initiator::{Data, HostOptions, Initiator, InitiatorError};
+use roxie_nvmeof::initiator::{Data, Ended, HostOptions, Initiator, InitiatorError};
 use roxie_nvmeof::nqn;
 use roxie_nvmeof::storage::FileStorage;
 use roxie_nvmeof::subsystem::Limits;
@@ -148,7 +148,7 @@ fn restarted_target_has_all_flushed_blocks() {
     site.stop();
     let error = initiator.flush(1).expect_err("the target is gone");
     assert!(
-        matches!(error, InitiatorError::Closed | InitiatorError::Lost(_) | InitiatorError::Post(_)),
+        matches!(error, InitiatorError::Lost(Ended::Closed | Ended::Failed { .. } | Ended::Post(_))),
         "{error}"
     );
     let refused = site.connect_as(options(DISK)).expect_err("no target listens");
@@ -194,5 +194,5 @@ fn waiting_host_notices_that_the_target_ended() {
     let mut initiator = site.connect();
     site.stop();
     let ended = initiator.finish();
-    assert!(matches!(ended, Err(InitiatorError::Closed)), "{ended:?}");
+    assert!(matches!(ended, Err(InitiatorError::Lost(Ended::Closed))), "{ended:?}");
 }
