@@ -8,3 +8,4 @@ mod figures;
 mod release;
 mod rerun;
 mod tidy;
+mod workflows;
