@@ -108,9 +108,9 @@ fn give(options: &Options) -> Result<(), Failure> {
         Ok(None) | Err(_) => Some(Port::Udp),
     })?;
     let settings = settings(&prepared, options)?;
+    unmount()?;
     install(&prepared.library)?;
     replace(SETTINGS_FILE, &settings)?;
-    unmount()?;
     let (view, vlans) = prepared.view(options);
     let missing = overlay::cover(&view);
     for part in missing.iter().filter(|_| !options.quiet) {
@@ -134,8 +134,8 @@ fn give(options: &Options) -> Result<(), Failure> {
 }
 
 fn take_away() -> Result<(), Failure> {
-    preload(false)?;
     unmount()?;
+    preload(false)?;
     remove(SETTINGS_FILE, fs::remove_file(SETTINGS_FILE))?;
     remove(FOLDER, fs::remove_dir_all(FOLDER))
 }
