@@ -130,6 +130,7 @@ print(names, d.Context(name=names[0]).query_port(1).state)"  | tee list; grep -q
     step 'no variables' 'env -i /usr/bin/ibv_devices | grep -w mlx5_0'
     step 'a variable of a step' 'ROXIE_NAME=rxe5 ibv_devices | grep -w rxe5'
     step 'a setuid program' 'ROXIE_NAME=rxe5 setuid_devices | grep -w mlx5_0'
+    step 'a sanitizer' 'echo "int main(void) { return 0; }" >a.c; cc -fsanitize=address -o a a.c; ./a'
     step 'roxie run' 'roxie run -q --dev lo --name rxe7 -- ibv_devices | tee list; grep -qw rxe7 list; not grep -w mlx5_0 list'
     step 'the action again' "cp /proc/self/mountinfo mounts; ROXIE_NAME=roxie0 $install; ibv_devices | grep -w roxie0
         ${lists//NAME/roxie0}; [ \$(wc -l </etc/ld.so.preload) = 1 ]; [ \$(wc -l </proc/self/mountinfo) = \$(wc -l <mounts) ]; [ \$(pgrep -xc roxie) = 1 ]"
