@@ -1,8 +1,13 @@
+#define _GNU_SOURCE
+
 /* Version 1.0 of the interface (2006), with other structures. Its functions fail with ENOSYS. */
 
 #include <errno.h>
 #include <signal.h>
 #include <stddef.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
 
 #define OLD(name) __asm__(".symver roxie_1_0_" #name ", " #name "@IBVERBS_1.0")
 #define REFUSE(type, name, value)              \
@@ -73,11 +78,26 @@ int roxie_old_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
 }
 __asm__(".symver roxie_old_pthread_sigmask, pthread_sigmask@" FIRST_GLIBC);
 
+/* Removes the user's settings from a program with more rights than its user (setuid): captures, for example, are files
+ * that the program would write. */
+static void forget_settings(void)
+{
+	char **kept = environ;
+
+	for (char **each = environ; each && *each; each++)
+		if (strncmp(*each, "ROXIE_", 6))
+			*kept++ = *each;
+	if (kept)
+		*kept = NULL;
+}
+
 /* Looks up the functions that follow the interposed ones. */
 void roxie_find_next(void);
 void roxie_find_next_exec(void);
 __attribute__((constructor)) static void find_next(void)
 {
+	if (getauxval(AT_SECURE))
+		forget_settings();
 	roxie_find_next();
 	roxie_find_next_exec();
 }

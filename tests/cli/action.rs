@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use crate::in_time::CommandInTime;
 use tempfile::TempDir;
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
@@ -89,11 +89,11 @@ fn action_yml_is_yaml() {
 }
 
 /// A job's folder, with a tarball of the test build.
-struct Job(TempDir);
+pub(crate) struct Job(TempDir);
 
 impl Job {
     /// `None`, with a message, if a requirement is missing.
-    fn new(test: &str) -> Option<Job> {
+    pub(crate) fn new(test: &str) -> Option<Job> {
         let roxie = Path::new(env!("CARGO_BIN_EXE_roxie"));
         let library = roxie.with_file_name("libibverbs.so.1");
         // SAFETY: no arguments, no memory.
@@ -110,14 +110,14 @@ impl Job {
         symlink(roxie, tree.join("bin/roxie")).expect("a link");
         symlink(library, tree.join("lib/roxie/libibverbs.so.1")).expect("a link");
         let tar = Command::new("tar")
-            .args(["-chzf", "roxie.tar.gz", "roxie-x"])
+            .args(["-ch", "--use-compress-program=gzip -1", "-f", "roxie.tar.gz", "roxie-x"])
             .current_dir(job.0.path())
             .status_in_time();
         assert!(tar.expect("tar").success());
         Some(job)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
@@ -127,12 +127,17 @@ impl Job {
 
     /// Runs the script, then `after`, in a network namespace with one address and its own /run/netns.
     fn run(&self, settings: &[(&str, &str)], after: &str) -> Output {
+        self.run_of(&root(), settings, after)
+    }
+
+    /// As [`Self::run`], with the script of another tree.
+    fn run_of(&self, tree: &Path, settings: &[(&str, &str)], after: &str) -> Output {
         let text = format!(
             "mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns
              ip link add job0 type veth peer name job1; ip link set job1 addrgenmode none up; ip addr add 198.51.100.1/24 dev job0; ip link set job0 up; ip link set lo up
              {}/.ci/action && {{ {after}
              }}",
-            root().display()
+            tree.display()
         );
         let mut command = Command::new("unshare");
         command
@@ -167,13 +172,39 @@ fn job_gets_a_device() {
 #[test]
 fn job_gets_a_preloaded_device_on_request() {
     let Some(job) = Job::new("job_gets_a_preloaded_device_on_request") else { return };
-    succeeds(&job.run(&[("ROXIE_PRELOAD", "true"), ("ROXIE_INTERFACE", "job0")], "true"));
+    let settings = [("ROXIE_ENABLE", "variables"), ("ROXIE_INTERFACE", "job0"), ("ROXIE_NAME", "mlx5_0")];
+    succeeds(&job.run(&settings, "true"));
+    assert!(job.read("output").contains("device=mlx5_0\n"), "{}", job.read("output"));
     let variables = job.read("env");
     let library = job.path("prefix/lib/roxie/libibverbs.so.1").display().to_string();
     let mut lines = variables.lines();
     assert!(lines.any(|line| line == "LD_PRELOAD<<roxie-LD_PRELOAD"), "{variables}");
     assert!(lines.next().is_some_and(|line| line.contains(&library)), "{variables}");
     assert_eq!(lines.next(), Some("roxie-LD_PRELOAD"), "{variables}");
+    assert!(variables.contains("\nmlx5_0\nroxie-ROXIE_NAME\n"), "{variables}");
+}
+
+#[test]
+fn release_is_fetched_from_the_address() {
+    let Some(job) = Job::new("release_is_fetched_from_the_address") else { return };
+    let (tree, releases) = (job.path("tree"), job.path("releases/download/v1.2.3"));
+    fs::create_dir_all(tree.join(".ci")).expect("a folder");
+    fs::create_dir_all(&releases).expect("a folder");
+    let package = format!("roxie-1.2.3-{}-linux-gnu.tar.gz", std::env::consts::ARCH);
+    fs::rename(job.path("roxie.tar.gz"), releases.join(package)).expect("a package");
+    fs::copy(root().join(".ci/action"), tree.join(".ci/action")).expect("a copy");
+    let address = format!("# Where\naddress=file://{}\n", job.0.path().display());
+    fs::write(tree.join(".ci/address"), address).expect("a file");
+    let of_version = |version: &str| {
+        let manifest = format!("[workspace.package]\nversion = \"{version}\"\n");
+        fs::write(tree.join("Cargo.toml"), manifest).expect("a file");
+        job.run_of(&tree, &[("ROXIE_PACKAGE", "")], "true")
+    };
+    let lost = of_version("1.2.4");
+    let message = String::from_utf8_lossy(&lost.stderr);
+    assert_eq!(lost.status.code(), Some(1), "{message}");
+    assert!(message.contains("v1.2.4/roxie-1.2.4-") && message.contains("name a package"), "{message}");
+    assert!(succeeds(&of_version("1.2.3")).contains("roxie0 is there"));
 }
 
 #[test]
@@ -199,7 +230,7 @@ fn invalid_settings_are_refused_without_exports() {
         (("ROXIE_PACKAGE", "roxie.rpm"), "neither a .deb nor a .tar.gz"),
         (("ROXIE_PACKAGE", "gone.tar.gz"), "there is no gone.tar.gz"),
         (("ROXIE_PAIR", "maybe"), "true or false"),
-        (("ROXIE_PRELOAD", "1"), "true or false"),
+        (("ROXIE_ENABLE", "true"), "auto, machine, variables or none"),
     ] {
         let done = job.run(&[setting], "true");
         let stderr = String::from_utf8_lossy(&done.stderr);

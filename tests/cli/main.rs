@@ -21,6 +21,7 @@ mod docs;
 mod doctor;
 mod formats;
 mod ladder;
+mod machine;
 mod manual;
 mod output;
 mod perf;

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use crate::in_time::CommandInTime;
 use crate::{products, run};
 
-const COMMANDS: [&str; 13] = [
-    "capture", "cc", "decode", "demo", "doctor", "env", "extcap", "nfs", "nvme", "perf", "pingpong", "run",
-    "show",
+const COMMANDS: [&str; 15] = [
+    "capture", "cc", "decode", "demo", "disable", "doctor", "enable", "env", "extcap", "nfs", "nvme", "perf",
+    "pingpong", "run", "show",
 ];
 
 /// True if the program accepts its input. A missing program skips the check with a message.

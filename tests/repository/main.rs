@@ -9,3 +9,4 @@ mod figures;
 mod release;
 mod rerun;
 mod tidy;
+mod workflows;

@@ -25,6 +25,7 @@ impl Tree {
             "[workspace.package]\nversion = \"1.2.3\"\n\n[dependencies]\nversion = \"7\"\n",
         );
         tree.write("CHANGELOG.md", "# Changelog\n\n## Unreleased\n\n## 1.2.3 - 2026-01-31\n");
+        tree.write(".ci/address", "# Where\naddress=https://example.org/x/roxie\n");
         tree.commit();
         tree
     }
@@ -90,6 +91,16 @@ fn version_without_changelog_section_is_refused() {
     tree.write("CHANGELOG.md", "# Changelog\n\n## [1.2.3] - 2026-01-31\n");
     tree.commit();
     assert!(tree.check("1.2.3").status.success(), "with brackets, as others write it");
+}
+
+#[test]
+fn release_without_address_is_refused() {
+    let tree = Tree::new();
+    for text in ["address=\n", "# address=https://example.org\n", "address=example.org\n"] {
+        tree.write(".ci/address", text);
+        tree.commit();
+        tree.refuses("1.2.3", ".ci/address names no place");
+    }
 }
 
 #[test]

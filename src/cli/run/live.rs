@@ -20,12 +20,13 @@ const EACH: Duration = Duration::from_millis(LIFESPAN_MS);
 const DEVICES: usize = 8;
 
 /// Starts a thread that follows the interface and reads counters until the process ends. `class` is the folder to which `view`
-/// was written. `vlans`: the interface's VLAN interfaces, if the device has their addresses as GIDs.
+/// was written. `vlans`: the interface's VLAN interfaces, if the device has their addresses as GIDs. `reader`: reads the
+/// counters.
 ///
 /// # Errors
 ///
 /// If the kernel refuses a netlink socket or a thread.
-pub(super) fn keep(view: View, vlans: Option<Vlans>, class: &Path) -> io::Result<()> {
+pub(super) fn keep(view: View, vlans: Option<Vlans>, class: &Path, reader: CounterReader) -> io::Result<()> {
     let watch =
         Watch::new(&view.interface).map_err(|error: NetdevError| io::Error::other(error.to_string()))?;
     let counts = Counts::default();
@@ -39,7 +40,7 @@ pub(super) fn keep(view: View, vlans: Option<Vlans>, class: &Path) -> io::Result
         view,
         written: true,
         counts,
-        reader: CounterReader::default(),
+        reader,
     };
     spawn_unsignalled("roxie-view", move || updater.run()).map(drop)
 }

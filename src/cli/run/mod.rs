@@ -5,10 +5,13 @@
 //! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]), and reports what the
 //! device refused to a program that failed ([`EventLog`]). A process of its own keeps the view, and ends the connections that programs
 //! leave open ([`watcher`]). Another one tells users apart where the programs cannot ([`credentials`]).
+//!
+//! [`enable`](mod@enable) gives library and view to all programs of a machine.
 
 mod child;
 mod counts;
 mod credentials;
+mod enable;
 pub(crate) mod hint;
 mod library;
 mod live;
@@ -23,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
+use roxie::host::inspect::CounterReader;
 use roxie::host::{
     Device, DeviceConfig, DeviceName, EVENTS, EventLog, LoggedEvent, OpenError, PacketRule, PacketRules,
     PortPlan, RuleError, SelectiveRepeat, Stack,
@@ -39,8 +43,10 @@ use roxie_report::failure::Failure;
 use roxie_report::output;
 
 use credentials::Credentials;
+pub(crate) use enable::{DisableArguments, EnableArguments, disable, enable};
 pub(crate) use library::Library;
 use preflight::Preflight;
+use view::View;
 use watcher::Watcher;
 
 /// Most refusals that are reported of a failed program; older ones are left out.
@@ -189,7 +195,7 @@ pub(crate) struct EnvArguments {
 
 /// Runs the program.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    match prepare(&arguments.options).and_then(|prepared| start(arguments, &prepared)) {
+    match prepare(&arguments.options, |_| None).and_then(|prepared| start(arguments, &prepared)) {
         Ok(code) => code,
         Err(failure) => failure.report("run"),
     }
@@ -197,7 +203,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 /// Prints the environment.
 pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
-    let printed = prepare(&arguments.options).and_then(|prepared| {
+    let printed = prepare(&arguments.options, |_| None).and_then(|prepared| {
         if !arguments.options.quiet {
             output::note(WITHOUT_VIEW);
         }
@@ -223,7 +229,8 @@ struct Prepared {
     nic: Option<String>,
 }
 
-fn prepare(options: &Options) -> Result<Prepared, Failure> {
+/// `default`: the port, unless the user has named one; `None` leaves the choice to the preflight.
+fn prepare(options: &Options, default: impl FnOnce(&Interface) -> Option<Port>) -> Result<Prepared, Failure> {
     let library = Library::find()?;
     let interface = usable_interface(options.dev.as_deref(), Without::Nothing)?;
     let asked = options.port.or(options.mode.map(|_| Port::Xdp));
@@ -232,7 +239,7 @@ fn prepare(options: &Options) -> Result<Prepared, Failure> {
             format!("--mode is for --port xdp, and not for --port {}: leave one of the two out", port.name());
         return Err(Failure::Usage(why));
     }
-    let preflight = Preflight::of(&interface, asked);
+    let preflight = Preflight::of(&interface, asked.or_else(|| default(&interface)));
     if !options.quiet {
         for remark in &preflight.remarks {
             output::note(remark);
@@ -254,6 +261,18 @@ impl Prepared {
         };
         let config = DeviceConfig { name: self.name.clone(), ..DeviceConfig::default() };
         Device::open_unclaimed(&self.interface.name, plan, Stack::default(), &config)
+    }
+
+    /// Returns the device as files, and its VLAN interfaces, which the files follow. Over UDP sockets a device has no
+    /// VLANs, and no RoCE v1.
+    fn view(&self, options: &Options) -> (View, Option<Vlans>) {
+        let frames = self.port != Port::Udp;
+        let mut view = View::of(self.name.clone(), &self.interface, frames && options.roce_v1);
+        let mut vlans = if frames { Vlans::on(self.interface.index).ok() } else { None };
+        if let Some(vlans) = &mut vlans {
+            view.follow_vlans(vlans.links().unwrap_or_default());
+        }
+        (view, vlans)
     }
 
     fn environment(&self, options: &Options) -> Vec<(&'static str, OsString)> {
@@ -290,14 +309,7 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     let [program, rest @ ..] = &arguments.program[..] else {
         return Err(Failure::Usage("which program? roxie run -- PROGRAM ARGUMENTS".into()));
     };
-    // Over UDP sockets a device has no VLANs, and no RoCE v1.
-    let frames = prepared.port != Port::Udp;
-    let mut view =
-        view::View::of(prepared.name.clone(), &prepared.interface, frames && arguments.options.roce_v1);
-    let mut vlans = if frames { Vlans::on(prepared.interface.index).ok() } else { None };
-    if let Some(vlans) = &mut vlans {
-        view.follow_vlans(vlans.links().unwrap_or_default());
-    }
+    let (view, vlans) = prepared.view(&arguments.options);
     let credentials = Credentials::start().unwrap_or_else(|error| {
         output::note(format_args!(
             "programs of this user do not find each other, because other users have its number in a user namespace, and no \
@@ -311,7 +323,10 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
         output::note(part);
     }
     let has_view = !missing.iter().any(overlay::NoView::is_of_sysfs);
-    let keep = || if has_view { live::keep(view, vlans, Path::new(overlay::CLASS)) } else { Ok(()) };
+    let keep = || match has_view {
+        true => live::keep(view, vlans, Path::new(overlay::CLASS), CounterReader::default()),
+        false => Ok(()),
+    };
     let watcher = Watcher::start(keep, || prepared.device());
     match &watcher {
         Ok(Watcher { stale: Some(error), .. }) => {

@@ -30,6 +30,10 @@ const MULTIPLEXER: u64 = makedev(5, 2);
 
 /// Folder of the view in sysfs.
 pub(super) const CLASS: &str = "/sys/class";
+/// Folder of the view in `/dev`.
+const NODES: &str = "/dev/infiniband";
+/// A tmpfs of the view, in `/proc/self/mountinfo`.
+const MARK: &str = " - tmpfs roxie ";
 
 /// The parts of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +55,7 @@ impl Part {
                 "programs that use only libibverbs and librdmacm do not need it; UCX, NCCL and Open MPI do",
             ),
             Part::Nodes => (
-                "/dev/infiniband",
+                NODES,
                 "programs that use only libibverbs and librdmacm do not need it; UCX and programs that open the nodes \
                  themselves do",
             ),
@@ -208,6 +212,34 @@ fn quiet_above() -> io::Result<Result<(), Failed>> {
     Ok(done)
 }
 
+/// Sets up the view in the mount namespace that this process is in, for all its processes. Returns the missing parts.
+pub(super) fn cover(view: &View) -> Vec<NoView> {
+    // Where this fails, `/dev` takes no new folder, and all of it is covered.
+    let _ = fs::create_dir(NODES);
+    fill(view)
+}
+
+/// Unmounts the view that [`cover`] has set up.
+///
+/// # Errors
+///
+/// If the kernel refuses that.
+pub(super) fn uncover() -> io::Result<()> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let ours = mounts.lines().filter(|line| line.contains(MARK)).filter_map(|line| line.split(' ').nth(4));
+    // The last one first: others lie below it.
+    for folder in ours.collect::<Vec<_>>().into_iter().rev() {
+        match umount2(folder, MntFlags::MNT_DETACH) {
+            // With the folder that it was in.
+            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+            Err(errno) => return Err(io::Error::other(format!("unmounting {folder}: {errno}"))),
+        }
+    }
+    // Fails where the kernel has nodes of its own in the folder.
+    let _ = fs::remove_dir(NODES);
+    Ok(())
+}
+
 /// Sets up the view, as far as possible. Returns the missing parts.
 fn fill(view: &View) -> Vec<NoView> {
     let part = |part: Part| {
@@ -244,6 +276,11 @@ fn classes(view: &View) -> Result<(), Failed> {
                 }
             }
         }
+    }
+    // Lists the kernel's own devices, which the view hides.
+    let management = class.join("infiniband_mad");
+    if management.is_dir() {
+        empty_over(&management)?;
     }
     view.write(class).map_err(failed("writing below /sys/class"))
 }
@@ -325,7 +362,7 @@ fn multiplexer(to: &Path) -> bool {
 /// Creates character nodes in `/dev/infiniband`. Programs check that they exist and can be opened. The library intercepts
 /// accesses to rdma_cm's node. Without the library, writes to it fail (`/dev/full`): a program would take silence for an answer.
 fn nodes(view: &View) -> Result<(), Failed> {
-    let folder = Path::new("/dev/infiniband");
+    let folder = Path::new(NODES);
     if !folder.is_dir() {
         shadow(Path::new("/dev"))?;
         make_folder(folder)?;
@@ -333,7 +370,9 @@ fn nodes(view: &View) -> Result<(), Failed> {
     empty_over(folder)?;
     for name in view.nodes() {
         let node = folder.join(name);
-        File::create(&node).map_err(failed(format!("making {}", node.display())))?;
+        // Not by `open`, which the library intercepts: `roxie enable` gives the library to this program, too.
+        mknod(&node, SFlag::S_IFREG, Mode::from_bits_truncate(0o644), 0)
+            .map_err(failed(format!("making {}", node.display())))?;
         let full = Path::new("/dev/full");
         let behind = if name == RDMA_CM && full.exists() { full } else { Path::new("/dev/null") };
         bind(behind, &node)?;

@@ -124,6 +124,10 @@ pub use srq::{SharedReceiveQueue, XrcDomain};
 pub use stack::Stack;
 
 // For the verbs library and its launcher. Subject to change without notice.
+/// Settings of programs that no launcher has started: lines `NAME=VALUE`, written by `roxie enable` and read by the
+/// verbs library.
+#[doc(hidden)]
+pub const SETTINGS_FILE: &str = "/etc/roxie.conf";
 #[doc(hidden)]
 pub use claim::PortPlan;
 #[doc(hidden)]

@@ -1,4 +1,5 @@
-//! Settings from the environment: the device's interface, and how it is opened.
+//! Settings from the environment: the device's interface, and how it is opened. Without `ROXIE_DEV`, a variable that is
+//! not set is taken from the file of `roxie enable`.
 //!
 //! `roxie run` sets the environment:
 //! * `ROXIE_DEV`: the interface;
@@ -14,12 +15,13 @@
 //! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
 
 use std::fmt::Display;
+use std::fs;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::{Drive, MAX_WORKERS};
-use roxie::host::{DeviceName, PacketRule, PacketRules, PortPlan, SelectiveRepeat};
+use roxie::host::{DeviceName, PacketRule, PacketRules, PortPlan, SETTINGS_FILE, SelectiveRepeat};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -57,7 +59,19 @@ pub(crate) struct Settings {
 }
 
 fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+    // A launcher sets the interface, and then everything else is as it says.
+    static FILE: LazyLock<String> = LazyLock::new(|| match std::env::var_os("ROXIE_DEV") {
+        Some(_) => String::new(),
+        None => fs::read_to_string(SETTINGS_FILE).unwrap_or_default(),
+    });
+    let value = std::env::var(name).ok().or_else(|| in_file(&FILE, name));
+    value.filter(|value| !value.is_empty())
+}
+
+/// Returns the value of a line `NAME=VALUE`.
+fn in_file(text: &str, name: &str) -> Option<String> {
+    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned());
+    text.lines().find_map(value)
 }
 
 /// Parses a variable. An invalid value is reported and ignored.
@@ -208,6 +222,15 @@ mod tests {
         for wrong in ["", "x", "3-1", "1,,2", "-1", "0-4000000000"] {
             assert_eq!(cores_of(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn file_has_a_line_for_each_value() {
+        let text = "# ROXIE_PORT=xdp\nROXIE_PORTS=2\nROXIE_PORT=udp\nROXIE_RULES=drop psn=1\n";
+        let value = |name| in_file(text, name);
+        assert_eq!(value("ROXIE_PORT").as_deref(), Some("udp"));
+        assert_eq!(value("ROXIE_RULES").as_deref(), Some("drop psn=1"));
+        assert_eq!((value("ROXIE_DEV"), value("")), (None, None));
     }
 
     #[test]

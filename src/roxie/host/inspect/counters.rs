@@ -7,11 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::Snapshot;
-use super::look::{LONGEST, PATIENCE, answer, connect, known, names};
+use super::look::{LONGEST, LONGEST_OF_OTHER, OTHERS, PATIENCE, answer, connect, known, names};
 use super::window::FOR_COUNTERS;
 use roxie_base::descriptors::{Peer, peer_of};
 
-/// Reads the counters of all devices of this user or root in the network namespace, repeatedly.
+/// Reads the counters of all devices of this user or root in the network namespace, repeatedly, or of all users' devices.
 ///
 /// A device that does not answer, because its process is stopped, is asked only once. Further connections would fill its backlog,
 /// and then block every reader.
@@ -19,9 +19,15 @@ use roxie_base::descriptors::{Peer, peer_of};
 pub struct CounterReader {
     /// Connections with an outstanding answer, by the name of the device's socket.
     outstanding: BTreeMap<String, UnixStream>,
+    all_users: bool,
 }
 
 impl CounterReader {
+    /// Returns a reader for root, which reads devices of all users: what a device of another user says, root cannot check.
+    pub fn of_all_users() -> CounterReader {
+        CounterReader { all_users: true, ..CounterReader::default() }
+    }
+
     /// Returns the existing devices, by the unique name of their socket. A snapshot has identity and counters, but no objects.
     /// `None`: the device has not answered, or belongs to another user. Waits up to 0.5 s for devices that do not answer, but only
     /// once for each.
@@ -35,8 +41,9 @@ impl CounterReader {
         let late: BTreeSet<String> = self.outstanding.keys().cloned().collect();
         // Ask all devices before waiting for the first answer.
         for name in all.difference(&late) {
+            let others_too = self.all_users && self.outstanding.len() < OTHERS;
             if let Ok(reader) = connect(name, FOR_COUNTERS)
-                && peer_of(reader.as_fd()).is_ok_and(Peer::is_own_or_root)
+                && peer_of(reader.as_fd()).is_ok_and(|whose| others_too || whose.is_own_or_root())
             {
                 self.outstanding.insert(name.clone(), reader);
             }
@@ -44,7 +51,8 @@ impl CounterReader {
         let mut read: BTreeMap<_, _> = all.iter().map(|name| (name.clone(), None)).collect();
         for (name, reader) in std::mem::take(&mut self.outstanding) {
             let until = if late.contains(&name) { now } else { now + PATIENCE };
-            match answer(reader.as_fd(), until, LONGEST) {
+            let is_trusted = peer_of(reader.as_fd()).is_ok_and(Peer::is_own_or_root);
+            match answer(reader.as_fd(), until, if is_trusted { LONGEST } else { LONGEST_OF_OTHER }) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     self.outstanding.insert(name, reader);
                 }

@@ -33,8 +33,8 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 pub(super) const LONGEST: u64 = 32 << 20;
 /// Limits for devices of users other than the reader and root: their number, and of their answers the length in bytes, the total length, and
 /// the total number of objects and counters.
-const OTHERS: usize = 256;
-const LONGEST_OF_OTHER: u64 = 1 << 20;
+pub(super) const OTHERS: usize = 256;
+pub(super) const LONGEST_OF_OTHER: u64 = 1 << 20;
 const LONGEST_OF_OTHERS: u64 = 16 << 20;
 const ENTRIES_OF_OTHERS: usize = 1 << 16;
 
