@@ -1,7 +1,8 @@
 //! Cost of the engine without a port: two NICs joined by memory, the sum of both sides, one thread.
 //!
-//! Run by `cargo bench -p benches --bench engine`. Budgets: 150 ns for a 64-byte SEND, posting and polling included; 4096 QPs reach at least 0.9 of
-//! the throughput of one QP. For instructions, run `cargo bench -p benches --bench instructions`.
+//! Run by `cargo bench -p benches --bench engine`. Budgets: 150 ns for a 64-byte SEND, posting and polling included;
+//! 4096 QPs reach at least 0.9 of the throughput of one QP. For instructions, run `cargo bench -p benches --bench
+//! instructions`.
 
 mod two_nics;
 
@@ -37,7 +38,8 @@ fn operations(c: &mut Criterion) {
 
 fn many_qps(c: &mut Criterion) {
     let mut group = c.benchmark_group("qps");
-    // 16 messages per QP in a row, as from a sender with a queue; and one, the worst case, in which each QP's state is cold.
+    // 16 messages per QP in a row, as from a sender with a queue; and one, the worst case, in which each QP's state is
+    // cold.
     for (qps, in_a_row) in [(1, 16), (64, 16), (4096, 16), (1, 1), (4096, 1)] {
         let budget = if (qps, in_a_row) == (4096, 16) { " (budget: the time of 1 / 0.9)" } else { "" };
         let name = BenchmarkId::new("Send64", format!("{qps} QPs, {in_a_row} in a row{budget}"));

@@ -1,5 +1,5 @@
-//! Cost of an event: take the next, schedule another (hold model), compared with a binary heap; and cost of the events of frames in a
-//! fabric.
+//! Cost of an event: take the next, schedule another (hold model), compared with a binary heap; and cost of the events
+//! of frames in a fabric.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,9 +1,10 @@
 //! Instructions per message, compared with the first release. Counts vary less than times, on any machine.
 //!
-//! `cargo bench -p benches --bench instructions` runs itself under callgrind, for each case with two numbers of messages. The difference is the cost
-//! of the messages without the setup. The two sides are summed, as in the `engine` benchmark. `--save` writes `benches/instructions.txt`,
-//! which the next run compares with. Exit code 1: a case costs over 5 % more than in that file. Callgrind does not support AVX-512, so the
-//! ICRC of large packets takes more instructions than natively.
+//! `cargo bench -p benches --bench instructions` runs itself under callgrind, for each case with two numbers of
+//! messages. The difference is the cost of the messages without the setup. The two sides are summed, as in the `engine`
+//! benchmark. `--save` writes `benches/instructions.txt`, which the next run compares with. Exit code 1: a case costs
+//! over 5 % more than in that file. Callgrind does not support AVX-512, so the ICRC of large packets takes more
+//! instructions than natively.
 
 mod two_nics;
 

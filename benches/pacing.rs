@@ -1,8 +1,9 @@
 //! Accuracy and cost of paced queue pairs.
 //!
-//! `cargo bench -p roxie-cli --bench pacing [-- PORT or WAY …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/paced.c`.
-//! Each rate is measured over each port with WRITEs of 64 KiB and SENDs of 1 KiB, by a program that polls continuously and by two that
-//! block. Then follows the processor time at 10 Mb/s of a program that blocks. Exit code 1: a rate is missed by more than 2 %.
+//! `cargo bench -p roxie-cli --bench pacing [-- PORT or WAY …]`. Two namespaces on a veth pair (root), two processes,
+//! `tests/verbs/programs/paced.c`. Each rate is measured over each port with WRITEs of 64 KiB and SENDs of 1 KiB, by a
+//! program that polls continuously and by two that block. Then follows the processor time at 10 Mb/s of a program that
+//! blocks. Exit code 1: a rate is missed by more than 2 %.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/verbs/site.rs"]

@@ -1,7 +1,8 @@
-//! Cost of a frame in the ports alone: `memory`, and `udp` compared with plain sockets with the same offload. One thread drives both ends.
+//! Cost of a frame in the ports alone: `memory`, and `udp` compared with plain sockets with the same offload. One
+//! thread drives both ends.
 //!
-//! Run by `cargo bench -p benches --bench ports`. The UDP part uses `lo` of a new network namespace (root), or else 127.0.0.1 and 127.0.0.2. Sockets
-//! and port are measured alternately; the median of the rounds is printed.
+//! Run by `cargo bench -p benches --bench ports`. The UDP part uses `lo` of a new network namespace (root), or else
+//! 127.0.0.1 and 127.0.0.2. Sockets and port are measured alternately; the median of the rounds is printed.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddrV4, UdpSocket};

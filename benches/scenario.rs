@@ -1,7 +1,8 @@
 //! Cost of the simulator: events per second and memory, for several network sizes.
 //!
-//! `cargo bench -p benches --bench scenario [-- NAME …]`. Each run is a separate process on one core. `KB/host` is the memory of an idle host.
-//! `KB/queue pair` is the additional memory once all flows that start at time zero have started. Memory is the peak of the process.
+//! `cargo bench -p benches --bench scenario [-- NAME …]`. Each run is a separate process on one core. `KB/host` is the
+//! memory of an idle host. `KB/queue pair` is the additional memory once all flows that start at time zero have
+//! started. Memory is the peak of the process.
 
 use std::fs;
 use std::process::{Command, ExitCode};

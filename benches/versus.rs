@@ -1,8 +1,9 @@
 //! Roxie compared with TCP, by stock programs, without an adapter.
 //!
-//! `make versus`, or `cargo bench -p roxie-cli --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair (root), and stock programs: the
-//! same program over both transports, or its nearest relative. Each of three runs measures a row over TCP, then over each port, so that
-//! other load of the machine affects all of them. The table shows medians, their range, and ratios to TCP; a higher ratio is better.
+//! `make versus`, or `cargo bench -p roxie-cli --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair
+//! (root), and stock programs: the same program over both transports, or its nearest relative. Each of three runs
+//! measures a row over TCP, then over each port, so that other load of the machine affects all of them. The table shows
+//! medians, their range, and ratios to TCP; a higher ratio is better.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/verbs/site.rs"]
@@ -206,8 +207,8 @@ const ROWS: [Row; 11] = [
     Row::libfabric("fi-lat", "libfabric, 8 bytes, one way", Time, "-I 5000 -S 8"),
 ];
 
-/// Returns a column of the only line of numbers of `ucx_perftest -f`: iterations; times in us (median, mean of the last interval, overall
-/// mean); MB/s (last, overall); messages per second (last, overall).
+/// Returns a column of the only line of numbers of `ucx_perftest -f`: iterations; times in us (median, mean of the last
+/// interval, overall mean); MB/s (last, overall); messages per second (last, overall).
 fn ucx(said: &str, column: usize) -> Option<f64> {
     let numbers =
         |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
@@ -226,8 +227,8 @@ fn fi(said: &str, column: usize) -> Option<f64> {
     line.split_whitespace().nth(column)?.parse().ok()
 }
 
-/// Parses the average of the only line of results of a bandwidth test with `--report_gbits`: bytes, iterations, peak and average in Gb/s,
-/// millions of messages a second.
+/// Parses the average of the only line of results of a bandwidth test with `--report_gbits`: bytes, iterations, peak
+/// and average in Gb/s, millions of messages a second.
 fn perftest(said: &str) -> Option<f64> {
     let average = said.lines().find_map(|line| {
         let words: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;

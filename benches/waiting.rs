@@ -1,9 +1,10 @@
 //! Round-trip times of programs that block, compared with TCP.
 //!
-//! `cargo bench -p roxie-cli --bench waiting [-- MODE …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/waits.c`. Each run
-//! measures TCP's echo first, then each way to wait over each port. The table shows medians of three runs, and ratios to TCP in the same
-//! run. Then follow perftest's WRITEs in both directions, alone and beside a compute-bound program. Then, with `busy`, stock programs
-//! beside 2, 5 and 8 compute-bound programs, compared with UDP echoes under the same load. Exit code 1: a result exceeds its budget.
+//! `cargo bench -p roxie-cli --bench waiting [-- MODE …]`. Two namespaces on a veth pair (root), two processes,
+//! `tests/verbs/programs/waits.c`. Each run measures TCP's echo first, then each way to wait over each port. The table
+//! shows medians of three runs, and ratios to TCP in the same run. Then follow perftest's WRITEs in both directions,
+//! alone and beside a compute-bound program. Then, with `busy`, stock programs beside 2, 5 and 8 compute-bound
+//! programs, compared with UDP echoes under the same load. Exit code 1: a result exceeds its budget.
 
 #[path = "waiting/busy.rs"]
 mod busy;

@@ -1,8 +1,9 @@
-//! Two workers against one: devices joined by memory, one thread that turns both ends, or two threads that turn both ends of a connection
-//! each. Crossed: each connection joins different workers, so that all frames arrive at the wrong one and are redirected.
+//! Two workers against one: devices joined by memory, one thread that turns both ends, or two threads that turn both
+//! ends of a connection each. Crossed: each connection joins different workers, so that all frames arrive at the wrong
+//! one and are redirected.
 //!
-//! Run by `cargo bench -p benches --bench workers`, on an idle machine of two processors at least. Rounds of all kinds take turns; the
-//! last columns are median ratios to one worker. Budget: 1.6, without redirection.
+//! Run by `cargo bench -p benches --bench workers`, on an idle machine of two processors at least. Rounds of all kinds
+//! take turns; the last columns are median ratios to one worker. Budget: 1.6, without redirection.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -33,7 +34,8 @@ struct Lane {
     _peer: (QueuePair, CompletionQueue),
 }
 
-/// Makes a connection from each worker. `crossed`: to the next worker; its frames arrive at this one's link, and are redirected.
+/// Makes a connection from each worker. `crossed`: to the next worker; its frames arrive at this one's link, and are
+/// redirected.
 fn lanes(workers: usize, crossed: bool) -> Vec<Lane> {
     let stack = Stack::default();
     let devices =
@@ -60,8 +62,9 @@ fn lanes(workers: usize, crossed: bool) -> Vec<Lane> {
 }
 
 impl Lane {
-    /// Keeps [`DEPTH`] requests outstanding, of which one in [`SIGNALED`] is signaled, until the time is over. Returns the requests per second.
-    /// `running`: the number of lanes that are not done. Their frames may need this thread's workers.
+    /// Keeps [`DEPTH`] requests outstanding, of which one in [`SIGNALED`] is signaled, until the time is over. Returns
+    /// the requests per second. `running`: the number of lanes that are not done. Their frames may need this thread's
+    /// workers.
     fn run(&self, opcode: WrOpcode, length: u32, running: &AtomicUsize) -> f64 {
         let engine = |end: usize| &self.devices[end].workers().expect("its own").all()[self.workers[end]];
         let engines = [engine(0), engine(1)];

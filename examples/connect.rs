@@ -6,8 +6,9 @@
 //! cargo run --example connect -- eth0 192.0.2.1                    sends to that server
 //! ```
 //!
-//! The calls of `librdmacm` for this are `rdma_listen`, `rdma_connect` and `rdma_accept`, and either end may be a program that uses them. The two
-//! connection managers exchange all parameters over queue pair 1: no other connection is needed.
+//! The calls of `librdmacm` for this are `rdma_listen`, `rdma_connect` and `rdma_accept`, and either end may be a
+//! program that uses them. The two connection managers exchange all parameters over queue pair 1: no other connection
+//! is needed.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};

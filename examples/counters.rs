@@ -4,9 +4,10 @@
 //! cargo run --example counters
 //! ```
 //!
-//! A client that READs a number, adds to it and WRITEs it back loses additions of other clients in between. With fetch-and-add, the NIC at
-//! the memory does all of it in one step, and returns the old value. Tickets work the same way: no two clients get the same number. The
-//! example runs both ends in one process, on two NICs with a link in memory.
+//! A client that READs a number, adds to it and WRITEs it back loses additions of other clients in between. With
+//! fetch-and-add, the NIC at the memory does all of it in one step, and returns the old value. Tickets work the same
+//! way: no two clients get the same number. The example runs both ends in one process, on two NICs with a link in
+//! memory.
 
 use std::collections::BTreeSet;
 use std::error::Error;

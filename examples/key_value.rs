@@ -4,9 +4,10 @@
 //! cargo run --example key_value
 //! ```
 //!
-//! The server registers its table and announces the address and the key. From then on the NIC answers look-ups without the server's processor. A
-//! client computes the slot of a key, READs that slot, and compares the key in it. A READ may return half of a change, so a slot carries a
-//! checksum, and a client that finds it wrong reads again. The example runs both ends in one process, on two NICs with a link in memory.
+//! The server registers its table and announces the address and the key. From then on the NIC answers look-ups without
+//! the server's processor. A client computes the slot of a key, READs that slot, and compares the key in it. A READ may
+//! return half of a change, so a slot carries a checksum, and a client that finds it wrong reads again. The example
+//! runs both ends in one process, on two NICs with a link in memory.
 
 use std::error::Error;
 use std::time::Duration;

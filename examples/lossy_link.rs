@@ -5,9 +5,9 @@
 //! cargo run --example lossy_link -- 7       another one
 //! ```
 //!
-//! The NIC reads no clock and draws no random numbers, so a whole NIC runs in a test: time is an argument, and a seed decides which
-//! frames are lost. Here one WRITE of 256 KiB crosses a link that loses one frame in fifty. Nothing waits: a second of
-//! retransmission timers takes milliseconds.
+//! The NIC reads no clock and draws no random numbers, so a whole NIC runs in a test: time is an argument, and a seed
+//! decides which frames are lost. Here one WRITE of 256 KiB crosses a link that loses one frame in fifty. Nothing
+//! waits: a second of retransmission timers takes milliseconds.
 
 use std::error::Error;
 

@@ -4,9 +4,9 @@
 //! cargo run --example own_port
 //! ```
 //!
-//! A [`Port`] moves Ethernet frames and knows no RDMA. An implementation of the trait puts a NIC on a new kind of link: a serial line, a
-//! simulator, the rings of another driver. The port of this example sends frames as datagrams over a pair of Unix sockets. Two NICs on
-//! two such ports then execute a READ, and the example counts its frames.
+//! A [`Port`] moves Ethernet frames and knows no RDMA. An implementation of the trait puts a NIC on a new kind of link:
+//! a serial line, a simulator, the rings of another driver. The port of this example sends frames as datagrams over a
+//! pair of Unix sockets. Two NICs on two such ports then execute a READ, and the example counts its frames.
 
 use std::collections::VecDeque;
 use std::error::Error;

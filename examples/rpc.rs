@@ -4,9 +4,9 @@
 //! cargo run --example rpc
 //! ```
 //!
-//! A server with a thousand clients cannot keep a thousand receive queues full. With a shared receive queue (SRQ), all its queue pairs
-//! take their receives from one queue. The completion names the queue pair and the buffer of a request; the answer is sent by that queue
-//! pair. The example runs both ends in one process, on two NICs with a link in memory.
+//! A server with a thousand clients cannot keep a thousand receive queues full. With a shared receive queue (SRQ), all
+//! its queue pairs take their receives from one queue. The completion names the queue pair and the buffer of a request;
+//! the answer is sent by that queue pair. The example runs both ends in one process, on two NICs with a link in memory.
 
 use std::error::Error;
 use std::time::Duration;

@@ -6,10 +6,11 @@
 //! cargo run --example send_recv -- udp eth0 192.0.2.1                 sends to it
 //! ```
 //!
-//! `xdp` instead of `udp` goes through AF_XDP (`cargo run --features xdp`) and needs root. The two ends may use different ports.
+//! `xdp` instead of `udp` goes through AF_XDP (`cargo run --features xdp`) and needs root. The two ends may use
+//! different ports.
 //!
-//! The steps of every RDMA program, in order: open a device, create a protection domain, a completion queue and a queue pair, register
-//! memory, send the queue pair's address to the peer (over TCP), connect, post, poll.
+//! The steps of every RDMA program, in order: open a device, create a protection domain, a completion queue and a queue
+//! pair, register memory, send the queue pair's address to the peer (over TCP), connect, post, poll.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};

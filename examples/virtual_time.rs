@@ -5,9 +5,9 @@
 //! cargo run --example virtual_time -- 400     another rate, in Gb/s
 //! ```
 //!
-//! Four hosts read from a fifth one at the same moment, over one switch. The devices are those that a program opens on an interface;
-//! here the network's events run them, and a clock that stands still between two events is theirs. Nothing waits in real time, and
-//! no privilege is needed: a test of a program may run this way.
+//! Four hosts read from a fifth one at the same moment, over one switch. The devices are those that a program opens on
+//! an interface; here the network's events run them, and a clock that stands still between two events is theirs.
+//! Nothing waits in real time, and no privilege is needed: a test of a program may run this way.
 
 use std::error::Error;
 

@@ -1,4 +1,5 @@
-//! Moves a large buffer of the program into one of another, without a copy at either side: the bytes are registered where they are.
+//! Moves a large buffer of the program into one of another, without a copy at either side: the bytes are registered
+//! where they are.
 //!
 //! ```text
 //! cargo run --release --example zero_copy                          64 MiB
@@ -21,16 +22,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = vec![0; length];
     let addresses = [source.as_ptr(), target.as_ptr()];
 
-    let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    let (pd, cq) = (near.alloc_pd()?, near.create_cq(16, None)?);
-    let (far_pd, far_cq) = (far.alloc_pd()?, far.create_cq(16, None)?);
-    let (qp, far_qp) = (pd.queue_pair(&cq).create()?, far_pd.queue_pair(&far_cq).create()?);
-    let (here, there) = (qp.endpoint(0)?, far_qp.endpoint(0)?);
+    let (local, remote) = Device::memory_pair(&DeviceConfig::default())?;
+    let (pd, cq) = (local.alloc_pd()?, local.create_cq(16, None)?);
+    let (remote_pd, remote_cq) = (remote.alloc_pd()?, remote.create_cq(16, None)?);
+    let (qp, remote_qp) = (pd.queue_pair(&cq).create()?, remote_pd.queue_pair(&remote_cq).create()?);
+    let (here, there) = (qp.endpoint(0)?, remote_qp.endpoint(0)?);
     qp.connect(&here, &there, &ConnectOptions::default())?;
-    far_qp.connect(&there, &here, &ConnectOptions::default())?;
+    remote_qp.connect(&there, &here, &ConnectOptions::default())?;
 
     let source = pd.register_owned(source, Access::empty())?;
-    let target = far_pd.register_owned(target, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let target = remote_pd.register_owned(target, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let start = Instant::now();
     for at in (0..length).step_by(PIECE) {
         let write = SendWr::write(target.address() + at as u64, target.rkey()).signaled();

@@ -33,7 +33,8 @@ struct Tally {
     since: Mutex<Option<Instant>>,
 }
 
-/// Prints `connected QPN QPN GUID` (the server's QPN, its own, and its adapter's GUID), measures from `go` to `stop` on standard input, prints the results, and exits.
+/// Prints `connected QPN QPN GUID` (the server's QPN, its own, and its adapter's GUID), measures from `go` to `stop` on
+/// standard input, prints the results, and exits.
 pub(crate) fn run(port: &str) {
     let tally: &'static Tally = Box::leak(Box::default());
     let device = open(port, "right");

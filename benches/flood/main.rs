@@ -1,12 +1,13 @@
 //! Cost of a flood to an honest connection.
 //!
-//! `cargo bench -p benches --bench flood [-- --seconds N] [--port xdp|packet|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
-//! client that writes and connects repeatedly, an honest server, and a thread that sends handmade frames from 1,000 addresses on the
-//! client's side of the link, as fast as one thread can. Measured at the server: throughput, time to connect, processor time, memory.
+//! `cargo bench -p benches --bench flood [-- --seconds N] [--port xdp|packet|udp] [--counters] [KIND …]`. Two
+//! namespaces on a veth pair (root): an honest client that writes and connects repeatedly, an honest server, and a
+//! thread that sends handmade frames from 1,000 addresses on the client's side of the link, as fast as one thread can.
+//! Measured at the server: throughput, time to connect, processor time, memory.
 //!
-//! The flooding thread takes a processor, and the kernel takes time for each frame, even for one that it drops. Two baselines account for
-//! that: `nothing`, and the same number of bytes to UDP port 9, which the kernel drops before Roxie sees them. The cost beyond the second
-//! baseline is Roxie's. Exit code 1: a result exceeds its budget.
+//! The flooding thread takes a processor, and the kernel takes time for each frame, even for one that it drops. Two
+//! baselines account for that: `nothing`, and the same number of bytes to UDP port 9, which the kernel drops before
+//! Roxie sees them. The cost beyond the second baseline is Roxie's. Exit code 1: a result exceeds its budget.
 
 mod client;
 mod frames;

@@ -15,8 +15,8 @@ use crate::frames::{Frames, Honest, Kind, STATION, known};
 /// Frames per system call.
 const BATCH: usize = 64;
 
-/// Two namespaces joined by the veth pair `left` - `right`, MTU 4200. All flood addresses are on-link for `left`; half of them are known
-/// neighbours.
+/// Two namespaces joined by the veth pair `left` - `right`, MTU 4200. All flood addresses are on-link for `left`; half
+/// of them are known neighbours.
 pub(crate) struct Site {
     pub(crate) local: NetNs,
     pub(crate) remote: NetNs,
@@ -118,7 +118,8 @@ impl Wire {
             })
             .collect();
         let count = messages.len() as u32;
-        // SAFETY: each message has one piece, each piece is a frame, and all outlive the call, which only reads the frames.
+        // SAFETY: each message has one piece, each piece is a frame, and all outlive the call, which only reads the
+        // frames.
         let sent = unsafe { libc::sendmmsg(self.0.as_raw_fd(), messages.as_mut_ptr(), count, 0) };
         usize::try_from(sent).unwrap_or(0)
     }

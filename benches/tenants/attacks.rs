@@ -1,8 +1,9 @@
 //! `-- --attacks [NAME…]`: what an honest client keeps of its rate beside one hostile user, for each attack.
 //!
-//! The honest client writes 8 bytes again and again, through the same NIC, and with the attacker's processes in a control group of half a processor,
-//! so that the scheduler is not what is measured. Windows with and without the attacker alternate. Two users share the NIC: an honest client keeps
-//! half of its rate, and waits for none of its WRITEs longer than [`PAUSE`], or than without an attacker or beside [`CONTROL`].
+//! The honest client writes 8 bytes again and again, through the same NIC, and with the attacker's processes in a
+//! control group of half a processor, so that the scheduler is not what is measured. Windows with and without the
+//! attacker alternate. Two users share the NIC: an honest client keeps half of its rate, and waits for none of its
+//! WRITEs longer than [`PAUSE`], or than without an attacker or beside [`CONTROL`].
 
 use std::fs;
 use std::io;
@@ -25,7 +26,8 @@ pub(super) const ATTACKS: [(&str, &str); 6] = [
 ];
 /// What is no attack: the same load by a process that does not use the NIC. Its pauses are the machine's.
 const CONTROL: &str = "own";
-/// User of the first attack. Each has one of its own: the NIC refuses a user whose memory was late for a while, and his next attack with it.
+/// User of the first attack. Each has one of its own: the NIC refuses a user whose memory was late for a while, and his
+/// next attack with it.
 const FIRST_USER: u32 = 2010;
 /// Duration of a window in seconds, and of the attack around it.
 const WINDOW: u64 = 4;
@@ -149,8 +151,8 @@ pub(super) fn run(site: &Site, place: &Path, minutes: u64, names: &[&str]) -> bo
     let longest =
         |row: &[(f64, f64, f64)], of: fn(&(f64, f64, f64)) -> f64| row.iter().map(of).fold(0.0, f64::max);
     let of_the_machine = chosen.iter().zip(&rows).map(|(((name, _), _), row)| {
-        let beside = if *name == CONTROL { longest(row, |one| one.1) } else { 0.0 };
-        longest(row, |one| one.2).max(beside)
+        let control_pause = if *name == CONTROL { longest(row, |one| one.1) } else { 0.0 };
+        longest(row, |one| one.2).max(control_pause)
     });
     let pause = of_the_machine.fold(PAUSE, f64::max);
     let mut holds = true;

@@ -1,12 +1,13 @@
-//! A NIC shared by users: honest programs of two users run beside a malicious program of a third user and a client without permission, or,
-//! for comparison, beside a compute-bound program.
+//! A NIC shared by users: honest programs of two users run beside a malicious program of a third user and a client
+//! without permission, or, for comparison, beside a compute-bound program.
 //!
-//! `cargo bench -p roxie-cli --bench tenants [-- --minutes 60]`. Requires root. Eight pairs of stock programs (four of each user) run through two NICs
-//! (`roxie nic`) on a veth pair: `rping -V` verifies its data, `ib_send_lat -e` measures round trips of programs that sleep. Windows of
-//! [`WINDOW`] with and without malicious programs alternate, so that other load of the machine affects both.
+//! `cargo bench -p roxie-cli --bench tenants [-- --minutes 60]`. Requires root. Eight pairs of stock programs (four of
+//! each user) run through two NICs (`roxie nic`) on a veth pair: `rping -V` verifies its data, `ib_send_lat -e`
+//! measures round trips of programs that sleep. Windows of [`WINDOW`] with and without malicious programs alternate, so
+//! that other load of the machine affects both.
 //!
-//! Fails if an honest program fails, if a NIC holds more resources at the end than at the beginning, or if the 99.9th percentile of round
-//! trips beside malicious programs is more than [`MOST`] times that beside compute-bound programs.
+//! Fails if an honest program fails, if a NIC holds more resources at the end than at the beginning, or if the 99.9th
+//! percentile of round trips beside malicious programs is more than [`MOST`] times that beside compute-bound programs.
 //!
 //! `-- --attacks [NAME…]` measures one attack after another instead: see [`attacks`].
 

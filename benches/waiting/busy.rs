@@ -1,8 +1,8 @@
 //! Stock programs beside compute-bound programs, compared with UDP echoes under the same load.
 //!
-//! Two baselines, both from `waits.c`, show the cost of the scheduler alone. One is an echo that sleeps in `recv`, for programs that sleep
-//! and for operations that the responder answers by itself. The other is an echo that calls a non-blocking `recv` in a loop, for programs
-//! that spin.
+//! Two baselines, both from `waits.c`, show the cost of the scheduler alone. One is an echo that sleeps in `recv`, for
+//! programs that sleep and for operations that the responder answers by itself. The other is an echo that calls a
+//! non-blocking `recv` in a loop, for programs that spin.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -32,8 +32,8 @@ const ROWS: [(&str, &str, f64, Floor); 7] = [
     ("echo in epoll", "waits -n 300 epoll", 1.0, Floor::Sleeps),
 ];
 
-/// Programs that must succeed, without a comparison: name, command, TCP port. UCX must not choose shared memory, because its wake-ups do
-/// not reach another network namespace.
+/// Programs that must succeed, without a comparison: name, command, TCP port. UCX must not choose shared memory,
+/// because its wake-ups do not reach another network namespace.
 const OTHERS: [(&str, &str, u16); 2] = [
     ("ib_read_bw", "ib_read_bw -x 1 -F -D 2", PERFTEST_PORT),
     (
@@ -46,7 +46,8 @@ const OTHERS: [(&str, &str, u16); 2] = [
 /// Median and 99.9th percentile of round trips, in us.
 type Times = (f64, f64);
 
-/// Measures and prints all rows. Returns true if all are within budget. A program that fails or hangs ends the benchmark.
+/// Measures and prints all rows. Returns true if all are within budget. A program that fails or hangs ends the
+/// benchmark.
 pub(super) fn measure(site: &Site, waits: &str) -> bool {
     println!("\nbeside programs that compute, {RUNS} runs each: us, and x the floor's (<= {MOST})");
     LOADS.iter().fold(true, |holds, load| under_load(*load, || at_this_load(site, waits, *load)) & holds)

@@ -167,7 +167,8 @@ impl Client {
         Ok((smb2::RDMA_INVALIDATE, Buffer { offset, token: key.0, length: length as u32 }))
     }
 
-    /// Executes a request that lends the buffer. On return, the server cannot reach it any more, whatever the response is.
+    /// Executes a request that lends the buffer. On return, the server cannot reach it any more, whatever the response
+    /// is.
     fn request_lent(&mut self, command: u16, body: &[u8], length: u32) -> Result<Vec<u8>> {
         let (response, wc) = self.exchange(command, body, length)?;
         self.transport.flush()?;

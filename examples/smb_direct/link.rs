@@ -1,4 +1,5 @@
-//! One end of an SMB Direct connection after its negotiation, without I/O: credits, fragments, keep-alive (MS-SMBD 3.1).
+//! One end of an SMB Direct connection after its negotiation, without I/O: credits, fragments, keep-alive (MS-SMBD
+//! 3.1).
 //!
 //! Inputs are [`Link::queue`], [`Link::received`] and [`Link::receives_are_posted`]. After each, the caller sends what
 //! [`Link::next_message`] returns until it returns `None`.
@@ -37,7 +38,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Returns the connecting end: `own` are its sizes, `receives` its posted receives, and `wants` the credits that it asks for.
+    /// Returns the connecting end: `own` are its sizes, `receives` its posted receives, and `wants` the credits that it
+    /// asks for.
     pub(crate) fn connected(own: &Sizes, response: &NegotiateResponse, receives: u16, wants: u16) -> Link {
         let mut link = Link::new(own, &response.sizes, receives, wants);
         link.send_credits = response.credits_granted;
@@ -127,7 +129,8 @@ impl Link {
         if self.send_credits == 0 || (self.send_credits == 1 && grant == 0) {
             return None;
         }
-        // Grants travel with data. Alone they are sent when half of the credits are used, so that two ends do not answer grants for ever.
+        // Grants travel with data. Alone they are sent when half of the credits are used, so that two ends do not
+        // answer grants for ever.
         let grants_alone = grant > 0 && self.receive_credits <= self.peer_wants / 2;
         let message = self.queue.front();
         if message.is_none() && !grants_alone && !self.response_due && !self.requests_message {

@@ -260,7 +260,8 @@ impl Draw {
 
 /// Messages of both kinds, with bytes changed, cut off and added: neither a panic nor an assembly beyond its limit.
 ///
-/// `SMB_DIRECT_INPUTS=10000000 cargo test --release -p roxie --test devices smb_direct::mutated` takes more than the usual 100,000 inputs.
+/// `SMB_DIRECT_INPUTS=10000000 cargo test --release -p roxie --test devices smb_direct::mutated` takes more than the
+/// usual 100,000 inputs.
 #[test]
 fn mutated_messages_are_refused_or_fit() {
     let inputs = std::env::var("SMB_DIRECT_INPUTS").map_or(100_000, |count| count.parse().expect("a number"));

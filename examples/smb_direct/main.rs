@@ -6,9 +6,10 @@
 //! cargo run --example smb_direct -- eth0 192.0.2.1 files get name file       reads it
 //! ```
 //!
-//! A file moves by RDMA of the server's to and from a registered buffer, or, with `messages` as the last argument, in messages that SMB
-//! Direct splits. Read `messages.rs` and `link.rs` first: the protocol without I/O. `transport.rs` has it on a queue pair, `client.rs`
-//! the session of SMB2. The session is a guest's: without a password, without signatures or encryption.
+//! A file moves by RDMA of the server's to and from a registered buffer, or, with `messages` as the last argument, in
+//! messages that SMB Direct splits. Read `messages.rs` and `link.rs` first: the protocol without I/O. `transport.rs`
+//! has it on a queue pair, `client.rs` the session of SMB2. The session is a guest's: without a password, without
+//! signatures or encryption.
 
 mod client;
 mod link;
@@ -100,7 +101,8 @@ fn in_one_process() -> Result<()> {
     Ok(())
 }
 
-/// Writes and reads files of these lengths, each way with each. Returns the number of requests, and of keys that the server invalidated.
+/// Writes and reads files of these lengths, each way with each. Returns the number of requests, and of keys that the
+/// server invalidated.
 fn there_and_back(near: &Device, far: Device, lengths: &[usize]) -> Result<(u64, u64)> {
     let address = SocketAddr::new(far.gid(0)?.to_ip(), PORT);
     let serving = std::thread::spawn(move || -> Result<u64> {

@@ -10,7 +10,8 @@ pub(crate) const HEADER: usize = 20;
 pub(crate) const DATA_OFFSET: usize = 24;
 /// Flag of a data transfer message: the peer shall answer at once (MS-SMBD 2.2.3).
 const RESPONSE_REQUESTED: u16 = 1;
-/// Lowest limits that an end may announce (MS-SMBD 3.1.5.6 and 3.1.5.7): bytes of a message, of a reassembled one, of an RDMA transfer.
+/// Lowest limits that an end may announce (MS-SMBD 3.1.5.6 and 3.1.5.7): bytes of a message, of a reassembled one, of
+/// an RDMA transfer.
 const LOWEST: (u32, u32, u32) = (128, 128 << 10, 1 << 20);
 
 /// A message that ends the connection.

@@ -151,7 +151,8 @@ pub(crate) enum Place<'a> {
     Rdma(u32, Buffer),
 }
 
-/// Returns the body of a NEGOTIATE request, with the context that 3.1.1 demands: integrity of these messages by SHA-512.
+/// Returns the body of a NEGOTIATE request, with the context that 3.1.1 demands: integrity of these messages by
+/// SHA-512.
 pub(crate) fn negotiate(guid: &[u8; 16], salt: &[u8; 32]) -> Vec<u8> {
     let mut out = Out::default();
     // Signing is enabled, transfers may cost several credits.
@@ -209,8 +210,8 @@ pub(crate) fn ntlm_negotiate() -> Vec<u8> {
     out.0
 }
 
-/// Returns the last token of NTLM (MS-NLMP 2.2.1.3) for a user without a password: responses are empty, so a server takes the user for
-/// a guest or refuses.
+/// Returns the last token of NTLM (MS-NLMP 2.2.1.3) for a user without a password: responses are empty, so a server
+/// takes the user for a guest or refuses.
 pub(crate) fn ntlm_authenticate(user: &str) -> Vec<u8> {
     let (user, mut out) = (utf16(user), Out(b"NTLMSSP\0".to_vec()));
     out.u32(3);
@@ -228,7 +229,8 @@ pub(crate) fn tree_connect(path: &str) -> Vec<u8> {
     out.0
 }
 
-/// Returns the body of a CREATE request for a file below the share, to read, or to write from its begin: then it is made or emptied.
+/// Returns the body of a CREATE request for a file below the share, to read, or to write from its begin: then it is
+/// made or emptied.
 pub(crate) fn create(name: &str, writes: bool) -> Vec<u8> {
     let (name, mut out) = (utf16(name), Out::default());
     let (access, disposition) = if writes { (0x0012_019f, 5) } else { (0x0012_0089, 1) };

@@ -95,8 +95,8 @@ pub fn sources() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the folder for logs, captures, disks and the report: `$ROXIE_OUTPUT`, by default `target/interop` of the workspace. Two runs at a
-/// time need two.
+/// Returns the folder for logs, captures, disks and the report: `$ROXIE_OUTPUT`, by default `target/interop` of the
+/// workspace. Two runs at a time need two.
 pub fn output_folder() -> PathBuf {
     if let Some(folder) = std::env::var_os("ROXIE_OUTPUT") {
         return folder.into();

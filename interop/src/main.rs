@@ -22,8 +22,8 @@ use runner::Links;
 
 /// Runs Roxie against real RoCE peers.
 ///
-/// Exit codes: 0 all rows passed or were skipped for a known reason, 1 a row failed or is missing, 77 this host cannot run
-/// the guest (no root, no QEMU), 2 any other failure.
+/// Exit codes: 0 all rows passed or were skipped for a known reason, 1 a row failed or is missing, 77 this host cannot
+/// run the guest (no root, no QEMU), 2 any other failure.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -76,8 +76,8 @@ enum Command {
     /// Measure perftest on Roxie, over AF_XDP and over sockets, and on rdma_rxe: two emulated guests of one kernel,
     /// with the same adapter. Prints medians of three rounds that measure all three in turn.
     Versus {
-        /// Instead, measure a disk: the kernel's NVMe/TCP target, its nvmet-rdma and Roxie's target in one guest, by the kernel's host in
-        /// the other.
+        /// Instead, measure a disk: the kernel's NVMe/TCP target, its nvmet-rdma and Roxie's target in one guest, by
+        /// the kernel's host in the other.
         #[arg(long)]
         disks: bool,
     },
@@ -123,7 +123,8 @@ struct Selection {
     /// Only rows over this port.
     #[arg(long)]
     port: Option<PortArgument>,
-    /// Only one of so many parts of these rows, such as 2/6: each row is in one part, and each part has rows of all kinds.
+    /// Only one of so many parts of these rows, such as 2/6: each row is in one part, and each part has rows of all
+    /// kinds.
     #[arg(long, value_name = "PART/PARTS")]
     part: Option<Part>,
 }
@@ -215,8 +216,9 @@ struct RunArguments {
     /// The guest's kernel.
     #[arg(long, value_enum, default_value_t, conflicts_with = "peer_host")]
     kernel: KernelArgument,
-    /// In rows nvme/clean and nvme/loss1 with the kernel as host, write and verify blocks for so many minutes at each of the path MTUs
-    /// 1024 and 4096, over 4 queues, instead of some seconds of work with a file system. Prints how much was verified.
+    /// In rows nvme/clean and nvme/loss1 with the kernel as host, write and verify blocks for so many minutes at each
+    /// of the path MTUs 1024 and 4096, over 4 queues, instead of some seconds of work with a file system. Prints how
+    /// much was verified.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1440), conflicts_with = "peer_host")]
     minutes: Option<u32>,
     /// Write the report to this file instead of target/interop/report.json (or report-newest.json).

@@ -143,8 +143,9 @@ impl Namespace {
         ])
     }
 
-    /// Reaches a guest on the VLAN without a VLAN interface, which not every kernel has: its addresses are those of a station behind
-    /// [`INTERFACE`], and the bridge's end puts tags into frames, where AF_XDP sees them. Returns the station of `INTERFACE`.
+    /// Reaches a guest on the VLAN without a VLAN interface, which not every kernel has: its addresses are those of a
+    /// station behind [`INTERFACE`], and the bridge's end puts tags into frames, where AF_XDP sees them. Returns the
+    /// station of `INTERFACE`.
     pub fn reach_vlan(&self, guest: u8, station: &str) -> Result<[u8; 6], Error> {
         for family in [Family::V4, Family::V6] {
             let there = vlan_address(guest, family).to_string();
@@ -248,8 +249,8 @@ pub fn run(command: &mut Command) -> Result<String, Error> {
 }
 
 /// Returns the same command (program, arguments, environment, folder) under coreutils' `timeout`: killed after `limit`,
-/// with exit code [`LATE`]. The command has a process group of its own, to which a terminal sends no signals, and is killed with the thread that
-/// starts it. The caller must set standard streams.
+/// with exit code [`LATE`]. The command has a process group of its own, to which a terminal sends no signals, and is
+/// killed with the thread that starts it. The caller must set standard streams.
 pub fn within(limit: Duration, command: &Command) -> Command {
     let mut timed = Command::new("setpriv");
     timed.args(["--pdeathsig", "TERM", "timeout", "--kill-after=10", &limit.as_secs().to_string()]);

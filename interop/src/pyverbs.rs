@@ -1,7 +1,7 @@
 //! rdma-core's own Python tests on rdma_rxe in the guest, for the column of rxe in `tests/verbs/pyverbs.txt`.
 //!
-//! The tests and the runner are those of `tests/verbs/pyverbs.rs`, which runs them on Roxie. Here they run with the host's
-//! Python, in a guest that sees the host's files.
+//! The tests and the runner are those of `tests/verbs/pyverbs.rs`, which runs them on Roxie. Here they run with the
+//! host's Python, in a guest that sees the host's files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

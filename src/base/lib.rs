@@ -8,10 +8,11 @@
 //! assert!(deadline.since(clock.now()) <= Nanos::from_millis(5));
 //! ```
 //!
-//! [`time`] is the clock that callers read, [`limits`] the sizes of a NIC, [`flow`] selects frames of other protocols. [`descriptors`]
-//! passes file descriptors between processes, [`roster`] assigns them their parts of a shared device, and [`protocol`] compares the
-//! versions of what they send each other. [`text`] is for text that others have chosen, [`tcp`] for servers of hostile clients.
-//! Ports know frames, captures and addressees by this crate alone: they do not depend on `roxie-wire`, so they cannot name its headers.
+//! [`time`] is the clock that callers read, [`limits`] the sizes of a NIC, [`flow`] selects frames of other protocols.
+//! [`descriptors`] passes file descriptors between processes, [`roster`] assigns them their parts of a shared device,
+//! and [`protocol`] compares the versions of what they send each other. [`text`] is for text that others have chosen,
+//! [`tcp`] for servers of hostile clients. Ports know frames, captures and addressees by this crate alone: they do not
+//! depend on `roxie-wire`, so they cannot name its headers.
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 

@@ -1,7 +1,7 @@
 //! Versions of the protocols between processes of Roxie, which may be of different releases.
 //!
-//! The two ends of a protocol compare versions before they believe any other byte. Where each protocol is, and when its version is raised,
-//! is in `docs/versions.md`.
+//! The two ends of a protocol compare versions before they believe any other byte. Where each protocol is, and when its
+//! version is raised, is in `docs/versions.md`.
 
 /// Release of this program or library.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -18,7 +18,8 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// Checks the version of the other end. `own` and `peer` name the two ends in the error, such as `the NIC` and `the library`.
+    /// Checks the version of the other end. `own` and `peer` name the two ends in the error, such as `the NIC` and `the
+    /// library`.
     ///
     /// # Errors
     /// If this release does not understand the version.
@@ -30,7 +31,8 @@ impl Protocol {
     }
 }
 
-/// The other end of a protocol speaks a version that this end does not understand. The text names both versions and the end to update.
+/// The other end of a protocol speaks a version that this end does not understand. The text names both versions and the
+/// end to update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{peer} speaks version {version} of the {}, {own} (roxie {RELEASE}) version {}: update {}",

@@ -1,7 +1,8 @@
 //! TCP servers of small requests, for clients that may be slow, silent or many.
 //!
-//! Each connection has a thread of its own, so no client waits for another. A request and a reply have a deadline each, for all of their bytes
-//! together ([`Timed`]). Connections are bounded, in all and for each network: a new one takes the place of the oldest.
+//! Each connection has a thread of its own, so no client waits for another. A request and a reply have a deadline each,
+//! for all of their bytes together ([`Timed`]). Connections are bounded, in all and for each network: a new one takes
+//! the place of the oldest.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,8 +1,8 @@
 //! Text that another process, user or host has chosen.
 //!
-//! A terminal executes control characters, and format characters change what a reader sees. [`Plain`] replaces both where text is printed.
-//! [`Foreign`] is the type for text that was received: it has a bounded length, and can be printed only so. [`file_in`] makes a
-//! path from a received name.
+//! A terminal executes control characters, and format characters change what a reader sees. [`Plain`] replaces both
+//! where text is printed. [`Foreign`] is the type for text that was received: it has a bounded length, and can be
+//! printed only so. [`file_in`] makes a path from a received name.
 
 use std::borrow::Borrow;
 use std::fmt::{self, Display, Write};
@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Returns true if a character acts on a terminal or on the text around it: control characters, the format characters of Unicode's category
-/// Cf (directions, joiners, marks without width, tags), and the separators of lines and paragraphs.
+/// Returns true if a character acts on a terminal or on the text around it: control characters, the format characters
+/// of Unicode's category Cf (directions, joiners, marks without width, tags), and the separators of lines and
+/// paragraphs.
 pub fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -46,8 +47,8 @@ impl Write for Filter<'_, '_> {
     }
 }
 
-/// Text that another process, user or host has chosen. It is printed as [`Plain`], serialised as it was received, and cut to
-/// [`LONGEST`](Self::LONGEST) characters.
+/// Text that another process, user or host has chosen. It is printed as [`Plain`], serialised as it was received, and
+/// cut to [`LONGEST`](Self::LONGEST) characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub struct Foreign(String);
@@ -108,7 +109,8 @@ impl Display for Foreign {
     }
 }
 
-/// Returns the name of a process by its number, or of `self`; empty if there is no such process. A process gives itself any name.
+/// Returns the name of a process by its number, or of `self`; empty if there is no such process. A process gives itself
+/// any name.
 pub fn process_name(pid: impl Display) -> Foreign {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.strip_suffix(b"\n").unwrap_or(&name).into()
@@ -125,7 +127,8 @@ pub struct NoFileName(Foreign);
 /// Maximum number of bytes of a file's name, which leaves room for an extension (NAME_MAX is 255).
 const LONGEST_NAME: usize = 200;
 
-/// Returns the path of a file in a folder, where the name comes from a file or from another host: never a path outside of the folder.
+/// Returns the path of a file in a folder, where the name comes from a file or from another host: never a path outside
+/// of the folder.
 ///
 /// # Errors
 /// If the name has a slash or a character that [acts], begins with a dot, is empty, or has more than 200 bytes.

@@ -73,8 +73,8 @@ pub fn request_real_time() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs `act` in a thread with the given effective user ID, which the kernel reports to the peers of its connections. The real and the saved user
-/// ID stay, so that no process of that user can signal or trace this one.
+/// Runs `act` in a thread with the given effective user ID, which the kernel reports to the peers of its connections.
+/// The real and the saved user ID stay, so that no process of that user can signal or trace this one.
 ///
 /// # Errors
 /// Without CAP_SETUID.
@@ -82,7 +82,8 @@ pub fn request_real_time() -> io::Result<()> {
 pub fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> io::Result<R> {
     const AS_IT_IS: u32 = u32::MAX;
     let run = || {
-        // SAFETY: the call takes three numbers and, unlike the C library's, concerns the calling thread alone, which ends here.
+        // SAFETY: the call takes three numbers and, unlike the C library's, concerns the calling thread alone, which
+        // ends here.
         let set = unsafe { libc::syscall(libc::SYS_setresuid, AS_IT_IS, uid, AS_IT_IS) };
         if set == 0 { Ok(act()) } else { Err(io::Error::last_os_error()) }
     };

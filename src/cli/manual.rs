@@ -1,4 +1,5 @@
-//! `roxie completions` and `roxie man`: shell completions and manual pages, generated from the command line's definition.
+//! `roxie completions` and `roxie man`: shell completions and manual pages, generated from the command line's
+//! definition.
 
 use std::fs;
 use std::io::{self, Write};

@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
     program: Program,
     #[command(flatten)]
     of_user: OfUser,
-    /// Serve metrics of the NIC and of all programs for Prometheus, on this port of the loopback address or at this address and
-    /// port
+    /// Serve metrics of the NIC and of all programs for Prometheus, on this port of the loopback address or at this
+    /// address and port
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
     /// Do not report programs that connect or disconnect

@@ -48,7 +48,8 @@ pub(crate) fn start(command: &str, arguments: &[OsString]) -> ExitCode {
     failure.report(command)
 }
 
-/// Replaces the products' commands by those that their programs describe. What a missing program would describe stays out.
+/// Replaces the products' commands by those that their programs describe. What a missing program would describe stays
+/// out.
 pub(crate) fn with_products(program: clap::Command) -> clap::Command {
     let mut names: Vec<&str> = PRODUCTS.iter().map(|(_, program)| *program).collect();
     names.dedup();

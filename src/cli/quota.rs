@@ -21,7 +21,8 @@ pub(crate) struct Program {
     /// Most bytes in memory regions: 512M, 4G
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "128T")]
     max_bytes: u64,
-    /// Most other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
+    /// Most other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains,
+    /// flows
     #[arg(long, value_name = "N", default_value_t = 8192)]
     max_objects: u32,
     /// Most bytes of queues, with the NIC's copies of send queues
@@ -110,8 +111,8 @@ pub(crate) struct OfUser {
     /// Most port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 12_288)]
     user_max_ports: u32,
-    /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may
-    /// have all 255, and the last 16 are for them
+    /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's
+    /// own user may have all 255, and the last 16 are for them
     #[arg(long, value_name = "N", default_value_t = 128)]
     user_max_processes: u32,
 }

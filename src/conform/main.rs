@@ -1,5 +1,5 @@
-//! `roxie-conform`: a conformance bench, a judge of captures, and a wire between two interfaces. `roxie conform`, `roxie judge` and `roxie wire`
-//! start this program.
+//! `roxie-conform`: a conformance bench, a judge of captures, and a wire between two interfaces. `roxie conform`,
+//! `roxie judge` and `roxie wire` start this program.
 
 #![deny(unsafe_code)]
 

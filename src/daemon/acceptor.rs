@@ -1,8 +1,8 @@
 //! The NIC's acceptor: connections of processes that are not served yet.
 //!
-//! One thread accepts connections and reads greetings as their bytes arrive. A connection costs a descriptor, and a thread only once
-//! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
-//! more.
+//! One thread accepts connections and reads greetings as their bytes arrive. A connection costs a descriptor, and a
+//! thread only once its greeting is whole. The kernel names the connection's user before a byte is read. A user that is
+//! not served gets the reason, and no more.
 //!
 //! This thread neither receives nor closes descriptors of a connection, because either may block forever
 //! ([`listen`](roxie_base::descriptors::listen)).
@@ -26,8 +26,8 @@ use roxie_base::threads::lock;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of a greeting at most.
 const LONGEST_GREETING: usize = 4096;
-/// Pause in accepting connections after the system lacked a descriptor, memory or a thread: connections already accepted come
-/// first.
+/// Pause in accepting connections after the system lacked a descriptor, memory or a thread: connections already
+/// accepted come first.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are accepted before greetings are read again.
 const AT_ONCE: usize = 64;
@@ -165,8 +165,8 @@ impl Acceptor {
         self.closed_until = Some(Instant::now() + PAUSE);
     }
 
-    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes. `class` gives a user's class, and
-    /// the user that pays for it.
+    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes. `class`
+    /// gives a user's class, and the user that pays for it.
     pub(super) fn wait(
         &mut self,
         stop: BorrowedFd<'_>,

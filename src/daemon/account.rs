@@ -6,8 +6,8 @@
 //!    └─ a client                     Config::quota
 //! ```
 //!
-//! A [`Charge`] is stored with the object that it pays for, and refunds its cost when it is dropped: each cost is refunded
-//! exactly once, however the object ends.
+//! A [`Charge`] is stored with the object that it pays for, and refunds its cost when it is dropped: each cost is
+//! refunded exactly once, however the object ends.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -43,8 +43,8 @@ pub(super) enum Resource {
 const KINDS: usize = Resource::ALL.len();
 /// Maximum number of one user's QPs in one multicast group: three quarters of a group's capacity.
 const IN_ONE_GROUP: u64 = 42;
-/// Clients get at most half of the mappings, descriptors and memory that the system gives the NIC. The other half is the NIC's own
-/// (sockets, stacks, heaps), and the memory of other programs.
+/// Clients get at most half of the mappings, descriptors and memory that the system gives the NIC. The other half is
+/// the NIC's own (sockets, stacks, heaps), and the memory of other programs.
 const SHARE: u64 = 2;
 /// A user's processes get a quarter of the memory, and a process an eighth.
 const USER_SHARE: u64 = 4;
@@ -179,7 +179,8 @@ impl Account {
         self.charge_instead(cost, None)
     }
 
-    /// Charges a cost only if half of each limit then remains: for resources that a client can do without, unlike others of the same kind.
+    /// Charges a cost only if half of each limit then remains: for resources that a client can do without, unlike
+    /// others of the same kind.
     ///
     /// # Errors
     /// As for [`charge`](Self::charge).
@@ -188,7 +189,8 @@ impl Account {
         Ok(Charge { account: Arc::clone(self), cost })
     }
 
-    /// Charges an object that replaces another. The caller drops the old charge afterwards; here its cost counts as refunded.
+    /// Charges an object that replaces another. The caller drops the old charge afterwards; here its cost counts as
+    /// refunded.
     ///
     /// # Errors
     /// As for [`charge`](Self::charge).

@@ -161,7 +161,7 @@ impl Client {
         self.events.shut();
     }
 
-    /// Waits for the client's next request, and perhaps for files that come with it ([`PassedFd::of`]). `None`: there are no more.
+    /// Waits for the client's next request, and for files that come with it ([`PassedFd::of`]). `None`: the last came.
     pub(super) fn next_request(&self) -> Option<ReceivedRequest> {
         // Nonsense ends it as its end does.
         let (request, fds) = self.link.receive_at_most::<Request>(LONGEST_REQUEST).ok()??;
@@ -169,8 +169,8 @@ impl Client {
         Some(ReceivedRequest { request, passed })
     }
 
-    /// Answers a request. Doorbells are read from the first request on: the client has mapped their page by then, and cannot take pages away
-    /// from then on.
+    /// Answers a request. Doorbells are read from the first request on: the client has mapped their page by then, and
+    /// cannot take pages away from then on.
     pub(super) fn answer(
         &self,
         registry: &Registry,
@@ -224,7 +224,8 @@ impl Client {
         }
     }
 
-    /// Closes the client's files after [`leave`](Self::leave), which may block. No other thread closes a file of a client that could block.
+    /// Closes the client's files after [`leave`](Self::leave), which may block. No other thread closes a file of a
+    /// client that could block.
     pub(super) fn release(&self) {
         self.close_unneeded();
         self.link.drain();
@@ -360,7 +361,8 @@ impl Client {
         if role == Role::Gsi { self.route(registry) } else { Ok(()) }
     }
 
-    /// Checks the privileges that a command needs, as an adapter does, and corrects what the client claims about itself.
+    /// Checks the privileges that a command needs, as an adapter does, and corrects what the client claims about
+    /// itself.
     fn authorize(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
         let refused = |why: &str| Err(ControlError::Refused { errno: libc::EPERM, why: why.to_owned() });
         match command {
@@ -414,7 +416,8 @@ impl Client {
         result.map_err(|Denied { errno, why }| ControlError::Refused { errno, why })
     }
 
-    /// Opens an XRC domain. Its file is the file of the descriptor that came along; what the client says of the file does not count.
+    /// Opens an XRC domain. Its file is the file of the descriptor that came along; what the client says of the file
+    /// does not count.
     fn open_xrcd(
         &self,
         registry: &Registry,
@@ -433,7 +436,7 @@ impl Client {
         response
     }
 
-    /// Attaches a QP to a multicast group, in which the number of a user's QPs is bounded. Attaching it again changes nothing.
+    /// Attaches a QP to a multicast group, with a bound on a user's QPs there. Attaching it again changes nothing.
     fn attach(&self, registry: &Registry, qp: QpIndex, group: Gid) -> Result<Response, ControlError> {
         let is_member = {
             let owned = lock(&self.owned);
@@ -482,8 +485,8 @@ impl Client {
     }
 }
 
-/// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the kernel's
-/// `ib_modify_qp` fills in both from the GID table).
+/// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the
+/// kernel's `ib_modify_qp` fills in both from the GID table).
 fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<(), ControlError> {
     if !registry.device.gids().iter().any(|entry| entry.is_source_of(path)) {
         return Err(ControlError::NotFound(ObjectKind::SourceAddress));

@@ -1,9 +1,10 @@
 //! The copying thread of a client: makes the copies from and to its memory, and pays for them.
 //!
-//! A copy takes as long as the client likes: its page may come from a file system of its own, or have to be zeroed. The thread serves
-//! this client alone, so a slow copy delays no other client (`roxie_nic::nic`, module `parking`). The client's first registered memory that
-//! the NIC does not map starts the thread, and the client's end ends it. An honest copy takes some microseconds. Processor time beyond
-//! [`FREE`] and [`FREE_OF_COPY`] is [charged](super::processor_share).
+//! A copy takes as long as the client likes: its page may come from a file system of its own, or have to be zeroed. The
+//! thread serves this client alone, so a slow copy delays no other client (`roxie_nic::nic`, module `parking`). The
+//! client's first registered memory that the NIC does not map starts the thread, and the client's end ends it. An
+//! honest copy takes some microseconds. Processor time beyond [`FREE`] and [`FREE_OF_COPY`] is
+//! [charged](super::processor_share).
 
 use std::io;
 use std::sync::Arc;

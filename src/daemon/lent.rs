@@ -57,8 +57,9 @@ pub(super) enum PassedFd {
 }
 
 impl PassedFd {
-    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block forever, because a file
-    /// system in userspace need not answer. Only the client's own thread may call this, and it must hold no lock.
+    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block
+    /// forever, because a file system in userspace need not answer. Only the client's own thread may call this, and it
+    /// must hold no lock.
     pub(super) fn of(request: &Request, fds: Vec<OwnedFd>) -> Result<PassedFd, ControlError> {
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next() else { return Ok(PassedFd::Nothing) };
@@ -137,8 +138,8 @@ impl Lent {
         self.page = Some(page);
     }
 
-    /// Closes eventfds that no queue uses any more, and unmaps files that no region uses any more. Here is the last handle of each: neither the
-    /// engine nor the thread of events closes one.
+    /// Closes eventfds that no queue uses any more, and unmaps files that no region uses any more. Here is the last
+    /// handle of each: neither the engine nor the thread of events closes one.
     pub(super) fn close_unused(&mut self) {
         self.channels.retain(|channel| !channel.counter.is_last());
         self.files.retain(|(mapping, _)| !mapping.is_last());
@@ -152,7 +153,8 @@ impl Lent {
     }
 }
 
-/// Finds the memory that a request names: queues in the client's arenas, all other memory in the client's address space.
+/// Finds the memory that a request names: queues in the client's arenas, all other memory in the client's address
+/// space.
 pub(super) struct Finder<'a> {
     pub(super) memory: &'a Arc<RemoteMemory>,
     pub(super) lent: &'a mut Lent,
@@ -166,8 +168,8 @@ pub(super) struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Maps memory in a file of the client's. Returns `None` if the NIC does not map this file, or the quota is used up: the memory
-    /// is then accessed by its address.
+    /// Maps memory in a file of the client's. Returns `None` if the NIC does not map this file, or the quota is used
+    /// up: the memory is then accessed by its address.
     fn in_file(
         &mut self,
         (fd, file): (BorrowedFd<'_>, ClientFile),
@@ -272,8 +274,9 @@ impl Convert<ClientForm, Mapped> for Finder<'_> {
     }
 }
 
-/// Returns device and inode of the file behind a client's descriptor, and a descriptor that keeps the file and can be closed without waiting.
-/// Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not open (`O_PATH`) will not: it takes no right to the file.
+/// Returns device and inode of the file behind a client's descriptor, and a descriptor that keeps the file and can be
+/// closed without waiting. Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not
+/// open (`O_PATH`) will not: it takes no right to the file.
 fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
     let open_again = || -> nix::Result<(FileId, OwnedFd)> {
         if OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?).contains(OFlag::O_PATH) {

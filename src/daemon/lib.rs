@@ -25,8 +25,8 @@
 //! polls its queues          <------ writes completions there; a thread for each client copies from and to its memory
 //! ```
 //!
-//! The NIC trusts nothing that a client writes to queues or sockets: a client can break only its own objects. When a client ends, its socket
-//! hangs up. The NIC then fences its memory, destroys its objects and frees its slot.
+//! The NIC trusts nothing that a client writes to queues or sockets: a client can break only its own objects. When a
+//! client ends, its socket hangs up. The NIC then fences its memory, destroys its objects and frees its slot.
 
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
@@ -152,7 +152,8 @@ pub enum ClientChange {
     Evicted(Served),
     /// The client has ended, and all its objects are destroyed.
     Ended(Served),
-    /// The NIC has ended, except for this many threads. Each waits for a file that a client handed over, and ends with the NIC's process.
+    /// The NIC has ended, except for this many threads. Each waits for a file that a client handed over, and ends with
+    /// the NIC's process.
     StillBusy(usize),
 }
 
@@ -197,8 +198,8 @@ fn taken(interface: &str) -> DaemonError {
 }
 
 impl Daemon {
-    /// Starts to serve a device of this process to others in the calling thread's network namespace, until it is dropped. The
-    /// device must be configured to serve ([`DeviceConfig::serves`](roxie::host::DeviceConfig::serves)).
+    /// Starts to serve a device of this process to others in the calling thread's network namespace, until it is
+    /// dropped. The device must be configured to serve ([`DeviceConfig::serves`](roxie::host::DeviceConfig::serves)).
     ///
     /// # Errors
     /// If another NIC serves the interface, or the system lacks descriptors or threads.
@@ -380,8 +381,8 @@ impl Inner {
         (self.on_change)(ClientChange::Ended(served(client)));
     }
 
-    /// Gives a process a slot. Returns the descriptors to pass: its doorbell page, the eventfd for ringing, its end of the event
-    /// socket.
+    /// Gives a process a slot. Returns the descriptors to pass: its doorbell page, the eventfd for ringing, its end of
+    /// the event socket.
     fn take_slot(
         &self,
         link: &Link,

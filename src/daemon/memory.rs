@@ -6,8 +6,8 @@ use std::path::Path;
 /// Mappings of a process if the system does not say (`DEFAULT_MAX_MAP_COUNT` of the kernel).
 const MAPPINGS: u64 = 65_530;
 
-/// Returns the memory in bytes that this process may use: the machine's, or less if a control group has a limit (`memory.max`, cgroups(7)).
-/// Without either, all that can be addressed.
+/// Returns the memory in bytes that this process may use: the machine's, or less if a control group has a limit
+/// (`memory.max`, cgroups(7)). Without either, all that can be addressed.
 pub(super) fn available() -> u64 {
     let machine = total(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -21,7 +21,8 @@ fn total(text: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Returns the lowest limit of a group and those above it, in the unified hierarchy at `root`. `own` is the content of `/proc/self/cgroup`.
+/// Returns the lowest limit of a group and those above it, in the unified hierarchy at `root`. `own` is the content of
+/// `/proc/self/cgroup`.
 fn limit_of(root: &Path, own: &str) -> Option<u64> {
     let group = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let limit = |folder: &Path| fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok();

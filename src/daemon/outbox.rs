@@ -1,7 +1,7 @@
 //! Events that a client has not received yet.
 //!
-//! A stopped client reads no events, and may resume later. Meanwhile its events wait in its socket, then here. An event that
-//! already waits here is not queued again, so a client has at most one event of each kind for each object.
+//! A stopped client reads no events, and may resume later. Meanwhile its events wait in its socket, then here. An event
+//! that already waits here is not queued again, so a client has at most one event of each kind for each object.
 
 use std::io;
 use std::sync::Mutex;

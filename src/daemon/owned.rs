@@ -1,8 +1,8 @@
 //! The objects of a client. A client may name its own objects and no others.
 //!
-//! Objects are named by their places in the NIC's tables, which are easy to guess. Therefore each command is checked here before
-//! the NIC sees it: all objects that it names must be the client's own. Keys and handles in work requests need no check: the NIC
-//! compares their protection domain with the QP's, and domains are never shared.
+//! Objects are named by their places in the NIC's tables, which are easy to guess. Therefore each command is checked
+//! here before the NIC sees it: all objects that it names must be the client's own. Keys and handles in work requests
+//! need no check: the NIC compares their protection domain with the QP's, and domains are never shared.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ pub(super) struct Owned {
     gsi: Option<QpIndex>,
     /// QPs in multicast groups, each with what it costs the process and its user.
     members: HashMap<(QpIndex, Gid), [Charge; 2]>,
-    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take forever to close, and others wait
-    /// for this book.
+    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take forever to
+    /// close, and others wait for this book.
     unneeded: Vec<OwnedFd>,
 }
 
@@ -108,8 +108,8 @@ impl Owned {
         self.objects.get(&object).and_then(|holding| holding.charges.first())
     }
 
-    /// Permits the last close of an XRC domain only when no object of the client is in it (`uverbs_free_xrcd` of the kernel).
-    /// Otherwise the domain would stay, without an owner.
+    /// Permits the last close of an XRC domain only when no object of the client is in it (`uverbs_free_xrcd` of the
+    /// kernel). Otherwise the domain would stay, without an owner.
     pub(super) fn may_close(&self, xrcd: XrcdId) -> Result<(), ControlError> {
         let times = self.objects.get(&Object::Xrcd(xrcd)).map_or(0, |holding| holding.charges.len());
         let users = self.objects.values().filter(|holding| holding.made.within == Some(xrcd)).count() as u32;
@@ -179,8 +179,8 @@ impl Owned {
         self.members.remove(&(qp, group));
     }
 
-    /// Returns the commands that destroy all objects, ordered such that no object is needed by a later one. Each object is named
-    /// once, an XRC domain once for each opening.
+    /// Returns the commands that destroy all objects, ordered such that no object is needed by a later one. Each object
+    /// is named once, an XRC domain once for each opening.
     pub(super) fn farewell(&self) -> Vec<Command> {
         let each = |(object, holding): (&Object, &Holding)| {
             (turn(*object, holding.made.role), *object, holding.charges.len())

@@ -1,7 +1,8 @@
 //! The user that pays for a process.
 //!
-//! A user with a range of subordinate users (subuid(5)) becomes any of them in a user namespace, so they count as this user. Users in no
-//! range and in no directory of users, as root gives them to containers, count as one together, with a small quota. Login IDs (`/proc/PID/loginuid`) do not help: most are unset in containers.
+//! A user with a range of subordinate users (subuid(5)) becomes any of them in a user namespace, so they count as this
+//! user. Users in no range and in no directory of users, as root gives them to containers, count as one together, with
+//! a small quota. Login IDs (`/proc/PID/loginuid`) do not help: most are unset in containers.
 
 use std::collections::HashMap;
 use std::fs;
@@ -43,7 +44,8 @@ pub(super) struct Payers {
 }
 
 impl Payers {
-    /// Reads the ranges of a file in the form of `/etc/subuid`. A missing file has none. `None`: each user pays for itself.
+    /// Reads the ranges of a file in the form of `/etc/subuid`. A missing file has none. `None`: each user pays for
+    /// itself.
     pub(super) fn new(file: Option<PathBuf>) -> Payers {
         let payers = Payers { file, ranges: Mutex::default(), known: Mutex::default() };
         payers.read_ranges();

@@ -1,9 +1,10 @@
 //! The processor time of the NIC that a user takes.
 //!
-//! Threads of the NIC execute a client's requests, wake it, and copy from and to its memory. All time that requests take there is charged to the user:
-//! a client may send as many as it likes. Their part in the worker's passes is not charged; it is smaller than that of encoding the answer. Wakes
-//! and copies follow packets, of which each user has a share, and take some microseconds, but a wake of thousands of threads and a copy to a huge
-//! page that has to be zeroed take longer: their time beyond a free share is charged, apart from that of requests, so that a start of many
+//! Threads of the NIC execute a client's requests, wake it, and copy from and to its memory. All time that requests
+//! take there is charged to the user: a client may send as many as it likes. Their part in the worker's passes is not
+//! charged; it is smaller than that of encoding the answer. Wakes and copies follow packets, of which each user has a
+//! share, and take some microseconds, but a wake of thousands of threads and a copy to a huge page that has to be
+//! zeroed take longer: their time beyond a free share is charged, apart from that of requests, so that a start of many
 //! programs delays no data. After [`BURST`], these threads pause, so that a user has one [`PART`]th of a processor.
 
 use std::sync::Mutex;
@@ -78,8 +79,8 @@ impl ProcessorShare {
         });
     }
 
-    /// Pauses until the user has paid all but a burst, or the client has ended. `sleep` sleeps for this time at most, and returns false if the
-    /// client has ended.
+    /// Pauses until the user has paid all but a burst, or the client has ended. `sleep` sleeps for this time at most,
+    /// and returns false if the client has ended.
     pub(super) fn pay(&self, sleep: impl Fn(Duration) -> bool) {
         while let pause = self.pause()
             && !pause.is_zero()

@@ -1,6 +1,7 @@
 //! The bounds of processes and users.
 
-/// The bounds of a process, or of all processes of a user together. All are finite, because the processes share the device.
+/// The bounds of a process, or of all processes of a user together. All are finite, because the processes share the
+/// device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Queue pairs.
@@ -11,10 +12,11 @@ pub struct Quota {
     pub mrs: u32,
     /// Bytes of all memory regions, which cost the NIC no memory: it pins no pages.
     pub bytes: u64,
-    /// All other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
+    /// All other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains,
+    /// flows.
     pub objects: u32,
-    /// Bytes of lent memory (queues, and files of registered memory that the NIC maps), and of the NIC's copies of send queues. A process has an
-    /// eighth of the machine's memory at most, a user a quarter, and all together half of it.
+    /// Bytes of lent memory (queues, and files of registered memory that the NIC maps), and of the NIC's copies of send
+    /// queues. A process has an eighth of the machine's memory at most, a user a quarter, and all together half of it.
     pub queue_bytes: u64,
     /// Pieces of lent memory, for queues and for registered memory. Each is a mapping of the NIC.
     pub arenas: u32,
@@ -33,9 +35,9 @@ pub struct Quota {
 }
 
 impl Default for Quota {
-    /// The bounds of a process: half of the device's QPs, regions and other objects, so that a program that takes all it can leaves
-    /// as many to others; 16 of the largest completion queues; a whole address space; 4 GiB of queues; an eighth of a port space;
-    /// the full rate of the device.
+    /// The bounds of a process: half of the device's QPs, regions and other objects, so that a program that takes all
+    /// it can leaves as many to others; 16 of the largest completion queues; a whole address space; 4 GiB of queues; an
+    /// eighth of a port space; the full rate of the device.
     fn default() -> Quota {
         Quota {
             qps: 8 << 10,
@@ -56,7 +58,8 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// The bounds of all processes of a user: three quarters of what the device has, and four times a process's bounds of the rest.
+    /// The bounds of all processes of a user: three quarters of what the device has, and four times a process's bounds
+    /// of the rest.
     pub fn of_a_user() -> Quota {
         let process = Quota::default();
         Quota {

@@ -33,8 +33,8 @@ pub struct Config {
     pub quota: Quota,
     /// The bounds of all processes of a user together.
     pub user_quota: Quota,
-    /// Maximum number of processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may have
-    /// all places, and the last 16 are for them.
+    /// Maximum number of processes of each user, and units of ended processes with connections that still close. Root
+    /// and the NIC's own user may have all places, and the last 16 are for them.
     pub user_processes: u32,
 }
 
@@ -145,7 +145,8 @@ impl Registry {
         }
     }
 
-    /// Returns the lowest port number that a user's processes may bind. The kernel asks for CAP_NET_BIND_SERVICE below; here the user decides.
+    /// Returns the lowest port number that a user's processes may bind. The kernel asks for CAP_NET_BIND_SERVICE below;
+    /// here the user decides.
     pub(super) fn lowest_port(&self, uid: u32) -> u16 {
         if self.class_of(uid) == UserClass::Host {
             return 0;
@@ -172,8 +173,8 @@ impl Registry {
         lock(&self.silent).insert(uid, (Instant::now(), Arc::downgrade(memory)));
     }
 
-    /// True for [`SILENT_FOR`] after that, and while a thread of the engine is still blocked on that memory. Hence a user keeps at
-    /// most one thread of the NIC blocked, and stalls others at most once in that time.
+    /// True for [`SILENT_FOR`] after that, and while a thread of the engine is still blocked on that memory. Hence a
+    /// user keeps at most one thread of the NIC blocked, and stalls others at most once in that time.
     pub(super) fn is_silent(&self, uid: u32) -> bool {
         let uid = self.payers.known(uid);
         let mut silent = lock(&self.silent);
@@ -198,8 +199,8 @@ impl Registry {
         }
     }
 
-    /// Makes the notifier of a client: for all completion queues of the device, each of which may be moving to another ring, and for the client's
-    /// channels.
+    /// Makes the notifier of a client: for all completion queues of the device, each of which may be moving to another
+    /// ring, and for the client's channels.
     ///
     /// # Errors
     /// If there is no memory or descriptor for it.

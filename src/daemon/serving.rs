@@ -18,9 +18,9 @@ use roxie_nic::shared::remote_memory::RemoteMemory;
 
 /// Serves one process.
 ///
-/// Runs in a thread of the client's own, which may block forever: checking or closing a file that the client hands over waits for the file's
-/// file system, which may be a process that does not answer. Then the thread holds no lock and not the NIC, which ends without it. The client
-/// keeps its slot until then.
+/// Runs in a thread of the client's own, which may block forever: checking or closing a file that the client hands over
+/// waits for the file's file system, which may be a process that does not answer. Then the thread holds no lock and not
+/// the NIC, which ends without it. The client keeps its slot until then.
 pub(super) fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     let Greeting { socket, pid, uid, hello, place } = greeting;
     let link = Link::new(socket);

@@ -1,8 +1,8 @@
 //! The worker's lock. Its holder checks the doorbells again after unlocking.
 //!
-//! A caller with work for the worker rings a doorbell first, then tries the lock. If the lock is taken, the work is left to its
-//! holder. Caller and holder write before they read, with a fence in between: either the caller finds the lock free, or the
-//! holder finds the doorbell rung.
+//! A caller with work for the worker rings a doorbell first, then tries the lock. If the lock is taken, the work is
+//! left to its holder. Caller and holder write before they read, with a fence in between: either the caller finds the
+//! lock free, or the holder finds the doorbell rung.
 
 use super::sync::{Mutex, MutexGuard, Ordering::SeqCst, TryLockError, fence};
 use super::wait_policy::WaitPolicy;
@@ -44,8 +44,8 @@ impl<W> CombiningLock<W> {
         }
     }
 
-    /// After unlocking: calls `send` while `rings`, up to [`WaitPolicy::LOOKS_AFTER_UNLOCK`] times. True: doorbells are still
-    /// rung, and another thread must be woken.
+    /// After unlocking: calls `send` while `rings`, up to [`WaitPolicy::LOOKS_AFTER_UNLOCK`] times. True: doorbells are
+    /// still rung, and another thread must be woken.
     pub(crate) fn recheck(&self, rings: impl Fn() -> bool, mut send: impl FnMut(&mut W)) -> bool {
         for _ in 0..WaitPolicy::LOOKS_AFTER_UNLOCK {
             fence(SeqCst);

@@ -45,6 +45,7 @@ impl fmt::Debug for Visit {
 pub struct Answered {
     /// The command's result.
     pub result: Result<Answer, ControlError>,
-    /// Memory of a destroyed QP. Freeing takes milliseconds, so the thread that receives the answer frees it, not the worker.
+    /// Memory of a destroyed QP. Freeing takes milliseconds, so the thread that receives the answer frees it, not the
+    /// worker.
     pub remains: Option<SendQueue>,
 }

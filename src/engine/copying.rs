@@ -1,8 +1,9 @@
 //! Copies that threads of clients make, and what waits for them.
 //!
-//! A copy from or to the memory of a client may take as long as the client likes. The worker makes none if the client has a copying thread
-//! (`RemoteMemory::copied_by`): a batch goes to that thread, the worker continues, and the batch comes back through a channel. QPs and
-//! answers that depend on the batch wait meanwhile (`roxie_nic::nic::parking`). A copy blocks the thread of its client alone.
+//! A copy from or to the memory of a client may take as long as the client likes. The worker makes none if the client
+//! has a copying thread (`RemoteMemory::copied_by`): a batch goes to that thread, the worker continues, and the batch
+//! comes back through a channel. QPs and answers that depend on the batch wait meanwhile (`roxie_nic::nic::parking`). A
+//! copy blocks the thread of its client alone.
 //!
 //! ```text
 //! worker                             copying thread of a client
@@ -13,8 +14,8 @@
 //! resumes the QPs         <---------
 //! ```
 //!
-//! A half waits for a few microseconds for its batches, as long as the client's batches come back that soon. Its QPs are then not parked.
-//! Memory without such a thread is copied in the pass.
+//! A half waits for a few microseconds for its batches, as long as the client's batches come back that soon. Its QPs
+//! are then not parked. Memory without such a thread is copied in the pass.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -136,8 +137,8 @@ impl Worker {
         self.nic.park_withdrawn();
     }
 
-    /// Waits a little for the batches of this half, so that it need not park their QPs: a prompt copy takes less than that. Another program
-    /// that takes the processor meanwhile ends such waits for a while.
+    /// Waits a little for the batches of this half, so that it need not park their QPs: a prompt copy takes less than
+    /// that. Another program that takes the processor meanwhile ends such waits for a while.
     fn wait_briefly(&mut self, now: Nanos) {
         let began = Instant::now();
         while self.nic.half_waits() {
@@ -190,8 +191,8 @@ impl Worker {
         resumed
     }
 
-    /// Sends the frames with complete payload. Other frames leave their slots, and wait in the NIC. Slots are arranged afterwards: a frame that
-    /// waits must be as it was written.
+    /// Sends the frames with complete payload. Other frames leave their slots, and wait in the NIC. Slots are arranged
+    /// afterwards: a frame that waits must be as it was written.
     pub(super) fn gather_what_is_here(&mut self, now: Nanos) {
         std::mem::swap(&mut self.slots, &mut self.spare_slots);
         for (slot, (id, qp)) in self.spare_slots.drain(..).enumerate() {

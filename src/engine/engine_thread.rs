@@ -94,8 +94,8 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool) -> Result<(), Dea
     Ok(())
 }
 
-/// Yields in which another program computed for its whole time slice. A thread that sleeps instead preempts that program when it is
-/// woken.
+/// Yields in which another program computed for its whole time slice. A thread that sleeps instead preempts that
+/// program when it is woken.
 #[derive(Debug, Default)]
 struct LostYields {
     /// Until when yields are avoided.
@@ -105,8 +105,8 @@ struct LostYields {
 }
 
 impl LostYields {
-    /// Notes a yield. One lost yield alone means nothing: a virtual machine stops for a millisecond at times. If another is lost
-    /// soon, yields are avoided for a while; if one is lost soon after that, for twice as long.
+    /// Notes a yield. One lost yield alone means nothing: a virtual machine stops for a millisecond at times. If
+    /// another is lost soon, yields are avoided for a while; if one is lost soon after that, for twice as long.
     fn note(&mut self, before: Nanos, back: Nanos) {
         if back - before <= Nanos(WaitPolicy::YIELD_LOST_NS) {
             return;
@@ -148,7 +148,8 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
             if shared.is_dead() {
                 return Err(Dead);
             }
-            // A caller runs a pass. If this thread waited for the lock, the caller would pay a system call to hand it over.
+            // A caller runs a pass. If this thread waited for the lock, the caller would pay a system call to hand it
+            // over.
             drop(polling);
             if let NextSleep::Until(until) = shared.handoff.rest_while_caller_polls(now.0) {
                 let until = backoff_sleep(shared, now, Nanos(until));
@@ -177,9 +178,9 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
 }
 
 /// Runs one pass of the engine thread. An application that spins on its memory replies within microseconds. As in
-/// [`super::Engine::caller_pass`], the acknowledgement of received frames is deferred by up to [`WaitPolicy::OWED_FOR_NS`], so
-/// that it reaches the peer together with the reply. An acknowledgement that arrives alone ends the peer's polling, and the peer's
-/// engine thread has to be woken for the reply.
+/// [`super::Engine::caller_pass`], the acknowledgement of received frames is deferred by up to
+/// [`WaitPolicy::OWED_FOR_NS`], so that it reaches the peer together with the reply. An acknowledgement that arrives
+/// alone ends the peer's polling, and the peer's engine thread has to be woken for the reply.
 fn pass(shared: &Shared, worker: &mut WorkerGuard<'_>, now: Nanos) -> Progress {
     let intake = worker.take_in(now);
     shared.wake_pollers(intake.completions);
@@ -196,8 +197,8 @@ fn pass(shared: &Shared, worker: &mut WorkerGuard<'_>, now: Nanos) -> Progress {
     intake.and(&shared.send_out(worker, now))
 }
 
-/// Marks a polling caller as still polling when dropped. The engine thread may have preempted that caller, which is no gap in its
-/// polling.
+/// Marks a polling caller as still polling when dropped. The engine thread may have preempted that caller, which is no
+/// gap in its polling.
 struct PollingGuard<'a>(&'a Shared, bool);
 
 impl PollingGuard<'_> {
@@ -231,13 +232,15 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
     until.map_or_else(|| shared.clock.now(), Nanos)
 }
 
-/// Runs after a backoff sleep. If work waits and no caller has run a pass, callers are no longer trusted: they compute, were
-/// stopped, or were cancelled. `until`: when the sleep was to end.
+/// Runs after a backoff sleep. If work waits and no caller has run a pass, callers are no longer trusted: they compute,
+/// were stopped, or were cancelled. `until`: when the sleep was to end.
 fn check_after_backoff(shared: &Shared, until: Nanos) {
     let now = shared.clock.now().0;
     if !shared.handoff.has_substitute() {
-        // A caller that polls runs a pass within `JUST_NOW_NS`; a longer absence at `until` is a miss. Two cases are no miss:
-        // * The engine thread has preempted the poller since `until`. The absence is therefore measured at `until`, not now.
+        // A caller that polls runs a pass within `JUST_NOW_NS`; a longer absence at `until` is a miss. Two cases are no
+        // miss:
+        // * The engine thread has preempted the poller since `until`. The absence is therefore measured at `until`, not
+        //   now.
         // * A caller has postponed the end of the sleep to a time that is still ahead.
         let missed =
             until.0 <= now && shared.handoff.away(until.0) > WaitPolicy::JUST_NOW_NS && work_waits(shared);
@@ -267,8 +270,8 @@ fn work_waits(shared: &Shared) -> bool {
     fds.iter().any(|fd| fd.any() == Some(true))
 }
 
-/// Sleeps until a frame, a doorbell, a command, a timer, or a caller's pass that leaves work. Releases the worker's lock
-/// meanwhile.
+/// Sleeps until a frame, a doorbell, a command, a timer, or a caller's pass that leaves work. Releases the worker's
+/// lock meanwhile.
 fn block(shared: &Shared, mut worker: WorkerGuard<'_>) {
     let clients = worker.clients().sleep_begins();
     if !worker.prepare_sleep() {
@@ -280,8 +283,8 @@ fn block(shared: &Shared, mut worker: WorkerGuard<'_>) {
     shared.handoff.blocks(until.0);
     drop(worker);
     let frames = shared.frames();
-    // One `ppoll` on all descriptors of this process. An epoll set of them would be another object to wake, and the scheduler would lose track
-    // of the waker.
+    // One `ppoll` on all descriptors of this process. An epoll set of them would be another object to wake, and the
+    // scheduler would lose track of the waker.
     let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
     let before = others.len();
     let mut fds = readable(others.into_iter().chain(clients.wake_fd()).chain(frames.iter().map(AsFd::as_fd)));

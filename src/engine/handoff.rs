@@ -1,22 +1,24 @@
 //! The handoff of polling between callers and the engine thread.
 //!
-//! Callers run the worker in their own calls, the engine thread runs it in between. One word holds the engine thread's state:
+//! Callers run the worker in their own calls, the engine thread runs it in between. One word holds the engine thread's
+//! state:
 //!
 //! | state | wakes when | reason for the state |
 //! |---|---|---|
 //! | awake | | the thread runs the worker, or is about to read this word again |
-//! | backoff sleep | its time (callers postpone it) is over, or woken | a caller polls, or blocks on the link and polled recently |
+//! | backoff sleep | its time (callers postpone it) is over, or woken | a caller polls, or blocks and polled recently |
 //! | until woken | woken | a caller has blocked on the link for longer than [`WaitPolicy::RECENT_NS`] |
 //! | blocked | a frame, doorbell, command or timer, or woken | no caller polls or blocks on the link |
 //!
-//! A caller's past decides how long it is trusted to poll again. A backoff sleep lasts a quarter of the time for which it has
-//! polled without a gap, within [`WaitPolicy::SHORTEST_BACKOFF_NS`] and [`WaitPolicy::LONGEST_BACKOFF_NS`]. Work left behind when a
-//! program stops polling therefore waits a quarter of that time, and 1 ms at most. A program that arms a completion queue announces that
-//! it will wait, and is not trusted: before the arming call returns, the engine thread blocks on the link, or was woken to do so.
+//! A caller's past decides how long it is trusted to poll again. A backoff sleep lasts a quarter of the time for which
+//! it has polled without a gap, within [`WaitPolicy::SHORTEST_BACKOFF_NS`] and [`WaitPolicy::LONGEST_BACKOFF_NS`]. Work
+//! left behind when a program stops polling therefore waits a quarter of that time, and 1 ms at most. A program that
+//! arms a completion queue announces that it will wait, and is not trusted: before the arming call returns, the engine
+//! thread blocks on the link, or was woken to do so.
 //!
-//! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits`
-//! against `back_off`, `end_substituting` against `until_woken`. The caller that changes the word from asleep to awake owes the one wake-up. The
-//! tests in `tests/handoff` check every interleaving.
+//! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other:
+//! `caller_waits` against `back_off`, `end_substituting` against `until_woken`. The caller that changes the word from
+//! asleep to awake owes the one wake-up. The tests in `tests/handoff` check every interleaving.
 
 use super::sync::{
     AtomicU64,
@@ -144,9 +146,9 @@ impl Handoff {
         false
     }
 
-    /// Extends the engine thread's backoff sleep when a caller polls in its last quarter. Returns the new end. A poller thus keeps
-    /// the thread asleep: a wake-up takes the poller's processor, and costs it ten times as much as setting the
-    /// timer.
+    /// Extends the engine thread's backoff sleep when a caller polls in its last quarter. Returns the new end. A poller
+    /// thus keeps the thread asleep: a wake-up takes the poller's processor, and costs it ten times as much as setting
+    /// the timer.
     #[must_use]
     pub(crate) fn extend(&self, now: u64) -> Option<u64> {
         let state = self.thread_state.load(Relaxed);
@@ -211,8 +213,8 @@ impl Handoff {
         state & KIND == UNTIL_WOKEN && self.wake_from(state)
     }
 
-    /// Called by the engine thread: returns what it may do at `now`. Unless that is `None`, its state is already asleep, and it
-    /// must sleep or call `wakes`.
+    /// Called by the engine thread: returns what it may do at `now`. Unless that is `None`, its state is already
+    /// asleep, and it must sleep or call `wakes`.
     pub(crate) fn rest(&self, now: u64) -> NextSleep {
         let broke_at = self.broke_at.load(Relaxed);
         let away = self.away(now);
@@ -236,8 +238,9 @@ impl Handoff {
         NextSleep::None
     }
 
-    /// Called by an engine thread that found a caller in a pass, which may poll on or do something else. Returns a backoff sleep
-    /// until the caller may be trusted, or the shortest one if that takes longer than [`WaitPolicy::TRUST_AFTER_NS`].
+    /// Called by an engine thread that found a caller in a pass, which may poll on or do something else. Returns a
+    /// backoff sleep until the caller may be trusted, or the shortest one if that takes longer than
+    /// [`WaitPolicy::TRUST_AFTER_NS`].
     pub(crate) fn rest_while_caller_polls(&self, now: u64) -> NextSleep {
         let broke_at = self.broke_at.load(Relaxed);
         let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));
@@ -250,9 +253,9 @@ impl Handoff {
         self.back_off(broke_at, now + backoff)
     }
 
-    /// Called by the engine thread after a backoff sleep. `missed`: work waits that a polling caller would have done. A program
-    /// that polls only now and then, and reads its memory in between, causes misses. Each miss multiplies by four the time it must
-    /// poll before it is trusted.
+    /// Called by the engine thread after a backoff sleep. `missed`: work waits that a polling caller would have done. A
+    /// program that polls only now and then, and reads its memory in between, causes misses. Each miss multiplies by
+    /// four the time it must poll before it is trusted.
     pub(crate) fn backoff_ended(&self, now: u64, missed: bool) {
         if missed {
             self.broke_at.store(now, Relaxed);
@@ -283,8 +286,8 @@ impl Handoff {
         NextSleep::UntilWoken
     }
 
-    /// Called by the engine thread: it is about to sleep on all descriptors until `until`. The thread has made doorbells write their
-    /// eventfd before, and checks for work again afterwards.
+    /// Called by the engine thread: it is about to sleep on all descriptors until `until`. The thread has made
+    /// doorbells write their eventfd before, and checks for work again afterwards.
     pub(crate) fn blocks(&self, until: u64) {
         self.thread_state.store(until & !KIND | BLOCKED, SeqCst);
         fence(SeqCst);

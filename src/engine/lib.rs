@@ -12,19 +12,20 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! With few cores, the application's calls run it. A poll for completions runs a pass, and a post sends before it returns, so no
-//! work is handed between threads. The engine thread runs passes in between: while the application computes, spins on memory, or
-//! blocks. `handoff.rs` describes its states. With many cores, a pinned thread runs all passes: it spins, then sleeps.
+//! With few cores, the application's calls run it. A poll for completions runs a pass, and a post sends before it
+//! returns, so no work is handed between threads. The engine thread runs passes in between: while the application
+//! computes, spins on memory, or blocks. `handoff.rs` describes its states. With many cores, a pinned thread runs all
+//! passes: it spins, then sleeps.
 //!
-//! A caller that blocks in a call until a completion comes sleeps on the link's descriptors in the engine thread's place
-//! ([`Engine::begin_wait`]). A frame then wakes the thread that wants it.
+//! A caller that blocks in a call until a completion comes sleeps on the link's descriptors in the engine thread's
+//! place ([`Engine::begin_wait`]). A frame then wakes the thread that wants it.
 //!
-//! Posted work is not lost. A caller that rings a doorbell and finds the worker locked returns; the lock's holder checks the
-//! doorbells again after unlocking (`combining_lock.rs`). Before a thread sleeps, [`Worker::prepare_sleep`] makes each doorbell ring write
-//! an eventfd, then checks for work once more.
+//! Posted work is not lost. A caller that rings a doorbell and finds the worker locked returns; the lock's holder
+//! checks the doorbells again after unlocking (`combining_lock.rs`). Before a thread sleeps, [`Worker::prepare_sleep`]
+//! makes each doorbell ring write an eventfd, then checks for work once more.
 //!
-//! A pass that panics is a bug, and leaves the worker in an unknown state. The engine is then dead: blocked threads are woken, a
-//! device-fatal event is raised, and posts and commands fail immediately.
+//! A pass that panics is a bug, and leaves the worker in an unknown state. The engine is then dead: blocked threads are
+//! woken, a device-fatal event is raised, and posts and commands fail immediately.
 
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
@@ -98,8 +99,8 @@ pub enum Drive {
     Caller,
     /// Calls of the application only: for tests and benchmarks.
     CallerOnly,
-    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run immediately, at that
-    /// time. Posts and polls run nothing.
+    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run
+    /// immediately, at that time. Posts and polls run nothing.
     Stepped,
     /// A thread of its own, optionally pinned to a core, that sleeps after `spin` without work.
     Thread {
@@ -122,7 +123,8 @@ pub struct Engine {
     /// Time of the last step of a [`Drive::Stepped`] engine; `None`: the engine has a clock.
     stepped_at: Option<AtomicU64>,
     limits: Limits,
-    /// The port's properties, and the largest path MTU: read without the worker. Whatever changes them renews this copy.
+    /// The port's properties, and the largest path MTU: read without the worker. Whatever changes them renews this
+    /// copy.
     facts: Mutex<(PortInfo, Mtu)>,
 }
 
@@ -136,8 +138,8 @@ impl Engine {
         Engine::start_on(config, port, drive, doorbells, Clock::new())
     }
 
-    /// Like [`Engine::start`] on existing doorbells, which another process may ring, and with an existing clock. `doorbells` must be
-    /// made for as many QPs as the NIC has.
+    /// Like [`Engine::start`] on existing doorbells, which another process may ring, and with an existing clock.
+    /// `doorbells` must be made for as many QPs as the NIC has.
     ///
     /// # Errors
     /// The errors of [`Engine::start`].
@@ -169,7 +171,8 @@ impl Engine {
         }
     }
 
-    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before the time of the last step. A dead engine does nothing.
+    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before the time of the last step. A dead
+    /// engine does nothing.
     pub fn step(&self, now: Nanos) -> Progress {
         if let Some(at) = &self.stepped_at {
             at.store(now.0, Relaxed);
@@ -184,23 +187,23 @@ impl Engine {
 
     /// Runs a pass if callers drive this engine and no other thread is in one. Returns immediately otherwise.
     ///
-    /// A pass that receives something may return before its sending half. The caller then has its completion or bytes, and what it
-    /// posts in response leaves in one port flush with the acknowledgements. If the caller posts nothing, the engine thread sends
-    /// them.
+    /// A pass that receives something may return before its sending half. The caller then has its completion or bytes,
+    /// and what it posts in response leaves in one port flush with the acknowledgements. If the caller posts nothing,
+    /// the engine thread sends them.
     pub fn caller_pass(&self) -> Progress {
         self.caller_pass_until(|| false)
     }
 
-    /// Like [`caller_pass`](Self::caller_pass), for a caller that found its completion queue empty. `has_come` returns true if the
-    /// queue has a completion by now. A caller that spins before sleeping evaluates it between passes.
+    /// Like [`caller_pass`](Self::caller_pass), for a caller that found its completion queue empty. `has_come` returns
+    /// true if the queue has a completion by now. A caller that spins before sleeping evaluates it between passes.
     pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
         if !self.caller_drives {
             return Progress::default();
         }
         let progress = self.poll_and_watch(&has_come);
         if self.shared.handoff_due.load(Relaxed) && !has_come() {
-            // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
-            // that expectation.
+            // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must
+            // not sleep in that expectation.
             self.shared.handoff.distrust_substitutes();
             self.step_aside();
         }
@@ -249,8 +252,9 @@ impl Engine {
         progress
     }
 
-    /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is trusted to poll
-    /// again soon. Requests unblocked by an ACK, and READ responses, are sent immediately. Returns true if the pass may end.
+    /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is
+    /// trusted to poll again soon. Requests unblocked by an ACK, and READ responses, are sent immediately. Returns true
+    /// if the pass may end.
     fn defer_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
         let deferred_since = self.shared.deferred_ack_since();
         let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();
@@ -264,8 +268,8 @@ impl Engine {
                 }
                 came.received > 0
             }
-            // A caller that polls again may still reply, also to frames that the port delivers one by one. A caller that has begun
-            // to block will not.
+            // A caller that polls again may still reply, also to frames that the port delivers one by one. A caller
+            // that has begun to block will not.
             Some(at) => {
                 self.thread.is_some()
                     && now - at < Nanos(WaitPolicy::OWED_FOR_NS)
@@ -274,10 +278,10 @@ impl Engine {
         }
     }
 
-    /// Sends the new work requests of a QP. `outstanding`: its work requests that are not complete; `posts`: the calls that posted
-    /// them. The requests leave before this returns, or in a later pass that is certain: the holder of the worker's lock checks
-    /// the doorbells after unlocking, and an engine thread in a backoff sleep, which needs callers that poll without a gap, wakes
-    /// soon.
+    /// Sends the new work requests of a QP. `outstanding`: its work requests that are not complete; `posts`: the calls
+    /// that posted them. The requests leave before this returns, or in a later pass that is certain: the holder of the
+    /// worker's lock checks the doorbells after unlocking, and an engine thread in a backoff sleep, which needs callers
+    /// that poll without a gap, wakes soon.
     pub fn ring_doorbell(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         if !self.caller_drives {
             self.doorbells.ring(qp);
@@ -298,9 +302,10 @@ impl Engine {
         }
     }
 
-    /// Sends posted work requests and deferred acknowledgements before the process ends, as an adapter would. If there is an
-    /// engine thread, that thread sends them. Allocates nothing and uses no thread-local value, so it may be called wherever a
-    /// process can end. Gives up after `limit`: the calling thread may be in a signal handler that interrupted its own pass.
+    /// Sends posted work requests and deferred acknowledgements before the process ends, as an adapter would. If there
+    /// is an engine thread, that thread sends them. Allocates nothing and uses no thread-local value, so it may be
+    /// called wherever a process can end. Gives up after `limit`: the calling thread may be in a signal handler that
+    /// interrupted its own pass.
     pub fn send_last(&self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut is_warned = false;
@@ -330,7 +335,8 @@ impl Engine {
         Some(!has_work(&worker))
     }
 
-    /// Replaces the NIC's port, and adopts the new one's MAC address and MTU. The previous port must not have carried any frame.
+    /// Replaces the NIC's port, and adopts the new one's MAC address and MTU. The previous port must not have carried
+    /// any frame.
     ///
     /// # Errors
     /// If the port's descriptors cannot be duplicated, or the engine is dead. The port is then closed.
@@ -344,8 +350,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Captures frames from now on, above all layers of the port: the recorder gets what the NIC sends and receives, and why. Returns
-    /// the recorder if frames are captured in this way already, or the engine is dead.
+    /// Captures frames from now on, above all layers of the port: the recorder gets what the NIC sends and receives,
+    /// and why. Returns the recorder if frames are captured in this way already, or the engine is dead.
     #[must_use = "a recorder that is returned writes nothing"]
     pub fn attach_capture(&self, recorder: Recorder<Background>) -> Option<Recorder<Background>> {
         let now = self.now();
@@ -368,8 +374,8 @@ impl Engine {
         recorder
     }
 
-    /// Passes future events to `sink`. The thread that runs the worker calls it: it must be short and must not use the device.
-    /// Returns false if a sink is already set.
+    /// Passes future events to `sink`. The thread that runs the worker calls it: it must be short and must not use the
+    /// device. Returns false if a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.adjust(|worker| worker.set_event_sink(sink)).unwrap_or(false)
     }

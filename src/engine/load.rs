@@ -28,8 +28,8 @@ impl Load {
         }
     }
 
-    /// True if more threads want to run than there are processors, and have wanted to for about 10 ms. Threads that sleep in
-    /// between soon stop counting.
+    /// True if more threads want to run than there are processors, and have wanted to for about 10 ms. Threads that
+    /// sleep in between soon stop counting.
     pub(super) fn is_high(&self, now: u64) -> bool {
         let read_at = self.read_at.load(Relaxed);
         let age = now.saturating_sub(read_at);

@@ -18,7 +18,8 @@ pub(super) struct Pollers {
     poller: AtomicUsize,
     /// When a poll last followed one of another thread.
     others_at: AtomicU64,
-    /// Pollers in a short sleep on the link, and the eventfd that wakes them when another thread's pass publishes completions.
+    /// Pollers in a short sleep on the link, and the eventfd that wakes them when another thread's pass publishes
+    /// completions.
     pub(super) asleep: AtomicU32,
     pub(super) wake: EventFd,
 }

@@ -15,8 +15,8 @@ use roxie_base::threads::request_short_slices;
 use roxie_base::time::Nanos;
 
 impl Shared {
-    /// Records a caller's pass that found nothing. After [`WaitPolicy::EMPTY_FOR_NS`] and [`WaitPolicy::EMPTY_PASSES`] the caller
-    /// lets other threads run: the completion may depend on them.
+    /// Records a caller's pass that found nothing. After [`WaitPolicy::EMPTY_FOR_NS`] and [`WaitPolicy::EMPTY_PASSES`]
+    /// the caller lets other threads run: the completion may depend on them.
     pub(super) fn note_empty_pass(&self, now: Nanos) {
         let since = self.pollers.empty_since.load(Relaxed);
         // Callers that count at the same time may lose a count.
@@ -31,9 +31,9 @@ impl Shared {
         }
     }
 
-    /// Yields the processor to a runnable thread: another program, or another poller of this device. A single poller does not
-    /// yield. Two that yield to one another would stay on one processor while another is idle, because the scheduler does not move
-    /// a thread that has just run.
+    /// Yields the processor to a runnable thread: another program, or another poller of this device. A single poller
+    /// does not yield. Two that yield to one another would stay on one processor while another is idle, because the
+    /// scheduler does not move a thread that has just run.
     fn let_others_work(&self, now: Nanos) {
         if self.is_crowded(now) {
             self.sleep_briefly(now);
@@ -42,8 +42,9 @@ impl Shared {
         }
     }
 
-    /// True if more threads want to run than there are processors. A thread that spins or yields then costs another thread its
-    /// time slice, or loses its own for milliseconds. A thread that sleeps until a frame arrives preempts a program that computes.
+    /// True if more threads want to run than there are processors. A thread that spins or yields then costs another
+    /// thread its time slice, or loses its own for milliseconds. A thread that sleeps until a frame arrives preempts a
+    /// program that computes.
     pub(super) fn is_crowded(&self, now: Nanos) -> bool {
         self.load.is_high(now.0)
     }
@@ -53,11 +54,13 @@ impl Shared {
         self.pollers.several(now.0)
     }
 
-    /// Sleeps until a frame arrives, another thread's pass publishes completions, or [`WaitPolicy::POLLER_SLEEP_NS`] is over.
+    /// Sleeps until a frame arrives, another thread's pass publishes completions, or [`WaitPolicy::POLLER_SLEEP_NS`] is
+    /// over.
     fn sleep_briefly(&self, now: Nanos) {
         thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
         if !ASKED.replace(true) {
-            // Short time slices let this thread run soon after its frame arrives. The thread gets no more processor time by them.
+            // Short time slices let this thread run soon after its frame arrives. The thread gets no more processor
+            // time by them.
             let _ = request_short_slices();
         }
         self.while_substituting(now, || {

@@ -17,8 +17,8 @@ pub(super) struct PortRequests {
 }
 
 impl PortRequests {
-    /// Passes to the port what a command changed. Returns the command's `result`, or the error of a request that the port refused.
-    /// `asks`: the command sets receive services. Only such a command fails if the port refuses them.
+    /// Passes to the port what a command changed. Returns the command's `result`, or the error of a request that the
+    /// port refused. `asks`: the command sets receive services. Only such a command fails if the port refuses them.
     pub(super) fn follow(
         &mut self,
         nic: &mut Nic,
@@ -65,8 +65,8 @@ fn options(nic: &Nic) -> RxOptions {
     RxOptions { arrivals: nic.wants_arrivals(), mac_control, roce_v1: nic.wants_roce_v1() }
 }
 
-/// Has the port join and leave the NIC's multicast groups. A group that the port cannot join is removed, and the command that
-/// asked for it fails.
+/// Has the port join and leave the NIC's multicast groups. A group that the port cannot join is removed, and the
+/// command that asked for it fails.
 fn follow_groups(
     nic: &mut Nic,
     port: &mut dyn Port,
@@ -87,8 +87,8 @@ fn follow_groups(
     result
 }
 
-/// Passes the flows of raw packet QPs to the port. A flow that the port cannot steer is removed, and the command fails. A command that
-/// removed flows does not: if the port still steers their frames here, the NIC drops them.
+/// Passes the flows of raw packet QPs to the port. A flow that the port cannot steer is removed, and the command fails.
+/// A command that removed flows does not: if the port still steers their frames here, the NIC drops them.
 fn follow_flows(
     nic: &mut Nic,
     port: &mut dyn Port,
@@ -104,8 +104,8 @@ fn follow_flows(
     result
 }
 
-/// Passes the addresses on VLANs to the port. If the port cannot take their frames, the NIC keeps the GIDs that it had, and the command
-/// fails.
+/// Passes the addresses on VLANs to the port. If the port cannot take their frames, the NIC keeps the GIDs that it had,
+/// and the command fails.
 fn follow_vlans(
     nic: &mut Nic,
     port: &mut dyn Port,

@@ -1,8 +1,8 @@
 //! Frames that arrive at a worker other than their QP's.
 //!
-//! Several workers of a device have a queue of the link each. Receive side scaling, or a filter on the unit of the QPN, brings most frames
-//! to the worker of their QP. A worker copies a frame for a unit of a sibling into the sibling's queue, which is bounded, and wakes it.
-//! The buffer returns to the worker that it came from.
+//! Several workers of a device have a queue of the link each. Receive side scaling, or a filter on the unit of the QPN,
+//! brings most frames to the worker of their QP. A worker copies a frame for a unit of a sibling into the sibling's
+//! queue, which is bounded, and wakes it. The buffer returns to the worker that it came from.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
@@ -26,7 +26,8 @@ const NO_WORKER: u8 = u8::MAX;
 pub(super) struct Shares {
     /// The worker of each unit of QPNs.
     units: [AtomicU8; 256],
-    /// True if the kernel gives each worker's port a copy of a frame for no single QP: a datagram to a group, or a MAC control frame.
+    /// True if the kernel gives each worker's port a copy of a frame for no single QP: a datagram to a group, or a MAC
+    /// control frame.
     are_copied: AtomicBool,
 }
 
@@ -83,7 +84,8 @@ pub(super) struct Siblings {
 }
 
 impl Siblings {
-    /// Returns the views of the workers with these doorbells. Frames up to `longest` bytes are copied without an allocation.
+    /// Returns the views of the workers with these doorbells. Frames up to `longest` bytes are copied without an
+    /// allocation.
     pub(super) fn of(bells: &[Doorbells], shares: &Arc<Shares>, longest: usize) -> Vec<Siblings> {
         let count = bells.len();
         let (queues, queue): (Vec<_>, Vec<_>) = (0..count).map(|_| bounded(DEPTH * count)).unzip();
@@ -111,8 +113,8 @@ impl Siblings {
         queue.into_iter().zip(free).zip(failed).enumerate().map(view).collect()
     }
 
-    /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC. Returns the worker of the frame's QP, if
-    /// that is a sibling.
+    /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC. Returns the worker
+    /// of the frame's QP, if that is a sibling.
     pub(super) fn redirect(
         &mut self,
         nic: &mut Nic,

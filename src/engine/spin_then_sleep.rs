@@ -1,10 +1,10 @@
 //! Spin, then sleep: a program that waits polls for a moment before it blocks.
 //!
-//! A wake-up takes 15 to 20 us on a virtual machine, a reply 5 to 10 us. A program that has just posted therefore keeps polling
-//! for up to [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] in the poll that finds nothing, if replies tend to arrive within that time. The
-//! program yields the processor between polls, since the thread that is to reply may need it. Both ends of an exchange then stay
-//! awake, on two processors or taking turns on one. After a few unsuccessful spins the next [`WaitPolicy::SKIPPED_SPINS`] chances
-//! are skipped.
+//! A wake-up takes 15 to 20 us on a virtual machine, a reply 5 to 10 us. A program that has just posted therefore keeps
+//! polling for up to [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] in the poll that finds nothing, if replies tend to arrive
+//! within that time. The program yields the processor between polls, since the thread that is to reply may need it.
+//! Both ends of an exchange then stay awake, on two processors or taking turns on one. After a few unsuccessful spins
+//! the next [`WaitPolicy::SKIPPED_SPINS`] chances are skipped.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::thread;
@@ -14,8 +14,8 @@ use super::{Engine, Progress};
 use roxie_base::time::Nanos;
 use roxie_nic::nic::Published;
 
-/// The completion that a caller may spin for. Success is counted for each separately: a program that waits only for its WRITEs
-/// gets one completion and no reply.
+/// The completion that a caller may spin for. Success is counted for each separately: a program that waits only for its
+/// WRITEs gets one completion and no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Expected {
@@ -44,8 +44,8 @@ impl SpinThenSleep {
         self.expected.load(Relaxed) != 0
     }
 
-    /// Takes the expectation, and returns it if spinning for it tends to succeed. Callers that ask at the same time may lose a
-    /// count.
+    /// Takes the expectation, and returns it if spinning for it tends to succeed. Callers that ask at the same time may
+    /// lose a count.
     fn take_chance(&self) -> Option<Expected> {
         let expected = match self.expected.swap(0, Relaxed) {
             0 => return None,
@@ -120,8 +120,9 @@ impl Completed {
 }
 
 impl Engine {
-    /// Spins until a completion is published that is not counted in `published`, or [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] is over.
-    /// `published` is the count at the caller's last poll. `None`: no completion came.
+    /// Spins until a completion is published that is not counted in `published`, or
+    /// [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] is over. `published` is the count at the caller's last poll. `None`: no
+    /// completion came.
     pub(super) fn spin_for_completion(
         &self,
         now: Nanos,

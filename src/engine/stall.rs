@@ -3,8 +3,8 @@
 use super::wait_policy::WaitPolicy;
 use roxie_base::time::Nanos;
 
-/// Backoff of a link that accepts no frames because its queue is full or the kernel is out of buffers. Retrying without a pause would
-/// occupy a processor.
+/// Backoff of a link that accepts no frames because its queue is full or the kernel is out of buffers. Retrying without
+/// a pause would occupy a processor.
 #[derive(Debug, Default)]
 pub(super) struct Stall {
     /// Number of consecutive passes that had something to send and could not.

@@ -1,4 +1,5 @@
-//! How threads that do not run the worker read and change it: the thread that owns it calls them between two passes, and never waits for them.
+//! How threads that do not run the worker read and change it: the thread that owns it calls them between two passes,
+//! and never waits for them.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -13,8 +14,8 @@ use roxie_port::{LinkChange, PortInfo};
 use super::{Engine, Request, Visit, WaitPolicy, Worker};
 
 impl Engine {
-    /// Reads the worker between two passes, or whatever is left of a dead one. A thread that owns the worker calls `look`, and never waits for
-    /// the calling thread.
+    /// Reads the worker between two passes, or whatever is left of a dead one. A thread that owns the worker calls
+    /// `look`, and never waits for the calling thread.
     pub fn inspect<T, F>(&self, look: F) -> T
     where
         T: Send + 'static,
@@ -43,8 +44,8 @@ impl Engine {
         )
     }
 
-    /// Has the thread that owns the worker run `act` between two passes, and blocks until its result. `Err`: no thread owns the worker, or the
-    /// engine is dead.
+    /// Has the thread that owns the worker run `act` between two passes, and blocks until its result. `Err`: no thread
+    /// owns the worker, or the engine is dead.
     fn visit<T, F>(&self, act: F) -> Result<T, F>
     where
         T: Send + 'static,
@@ -89,8 +90,8 @@ impl Engine {
         }
     }
 
-    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer fit. `None`: the engine is
-    /// dead.
+    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer
+    /// fit. `None`: the engine is dead.
     pub fn follow(&self, change: LinkChange) -> Option<io::Result<u32>> {
         let now = self.now();
         let failed = self.adjust(move |worker| worker.follow(now, &change));

@@ -39,10 +39,11 @@ impl Watched {
 /// How a caller waits for an event.
 #[derive(Debug)]
 pub enum Wait {
-    /// Sleep until the caller's own descriptor or one of these is readable, or the timeout; then call [`Engine::end_wait`] and
-    /// poll again.
+    /// Sleep until the caller's own descriptor or one of these is readable, or the timeout; then call
+    /// [`Engine::end_wait`] and poll again.
     Watch {
-        /// Descriptors that are readable when a pass is needed; valid as long as the engine. The last one is the doorbells'.
+        /// Descriptors that are readable when a pass is needed; valid as long as the engine. The last one is the
+        /// doorbells'.
         on: Watched,
         /// Maximum time to sleep.
         timeout: Duration,
@@ -85,7 +86,8 @@ impl Engine {
             self.shared.handoff.began_to_wait(now);
             return;
         } else if self.shared.spinning.is_due() {
-            // The caller must poll once more, since a completion may have come before arming. The poll spins before the handoff.
+            // The caller must poll once more, since a completion may have come before arming. The poll spins before the
+            // handoff.
             self.shared.handoff_due.store(true, Relaxed);
             return;
         }
@@ -94,8 +96,8 @@ impl Engine {
         }
     }
 
-    /// Prepares a caller to sleep inside a call until an event comes to `set`. The caller sleeps on the link itself, unless
-    /// another one does.
+    /// Prepares a caller to sleep inside a call until an event comes to `set`. The caller sleeps on the link itself,
+    /// unless another one does.
     pub fn begin_wait(&self, set: &WaitSet) -> Wait {
         if !self.engine_thread_serves() {
             return Wait::Sleep;
@@ -114,8 +116,8 @@ impl Engine {
             let (taken, intake) = set.events().catch(|| worker.take_in(now));
             self.shared.note(now, &intake);
             if taken || intake.completions > 0 {
-                // If the caller does not return, the engine thread sends the deferred acknowledgements; only in a backoff sleep
-                // does it wake in time.
+                // If the caller does not return, the engine thread sends the deferred acknowledgements; only in a
+                // backoff sleep does it wake in time.
                 let is_posted = worker.doorbells().any() || worker.nic().has_pressing();
                 if intake.received > 0 && self.shared.handoff.is_in_backoff() && !is_posted {
                     self.shared.defer_acks(&worker, now);

@@ -1,6 +1,7 @@
 //! The descriptor of a completion channel: readable while an event waits, and at no other time.
 //!
-//! An epoll set holds the counter of events. The application may set `O_NONBLOCK` on the set; the counter itself never blocks.
+//! An epoll set holds the counter of events. The application may set `O_NONBLOCK` on the set; the counter itself never
+//! blocks.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

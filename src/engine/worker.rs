@@ -1,7 +1,7 @@
 //! The worker: one NIC, one port, one pass.
 //!
-//! [`Worker::poll`] is the function to read first: a pass through the stages of a NIC. All RDMA processing happens inside it, in
-//! whichever thread runs it: a pinned thread, an application's `poll_cq`, a test in virtual time.
+//! [`Worker::poll`] is the function to read first: a pass through the stages of a NIC. All RDMA processing happens
+//! inside it, in whichever thread runs it: a pinned thread, an application's `poll_cq`, a test in virtual time.
 
 use std::collections::VecDeque;
 use std::io;
@@ -121,15 +121,15 @@ impl Worker {
         &self.pass_times
     }
 
-    /// Returns the time of a pass: `now`, or the time of the previous pass if a thread read its clock before another thread's
-    /// pass. Completion timestamps of a queue therefore never decrease.
+    /// Returns the time of a pass: `now`, or the time of the previous pass if a thread read its clock before another
+    /// thread's pass. Completion timestamps of a queue therefore never decrease.
     pub(super) fn advance(&mut self, now: Nanos) -> Nanos {
         self.last_pass = self.last_pass.max(now);
         self.last_pass
     }
 
-    /// The receiving half of a pass. Its completions are published when it returns. What an earlier half left to send leaves before
-    /// a command is executed: the command may destroy the QP that owes an acknowledgement.
+    /// The receiving half of a pass. Its completions are published when it returns. What an earlier half left to send
+    /// leaves before a command is executed: the command may destroy the QP that owes an acknowledgement.
     pub fn take_in(&mut self, now: Nanos) -> Progress {
         // No more than these: one that arrives later has not been sent before.
         let commands = self.requests.len().min(COMMANDS);
@@ -187,9 +187,9 @@ impl Worker {
         }
     }
 
-    /// Decides whether acknowledgements precede requests: if the program waits, and the port delivers frames one by one. In a train both
-    /// arrive together, and two trains take twice the time of one. A program that checks its memory has the reply sooner if the
-    /// acknowledgement does not end its polling.
+    /// Decides whether acknowledgements precede requests: if the program waits, and the port delivers frames one by
+    /// one. In a train both arrive together, and two trains take twice the time of one. A program that checks its
+    /// memory has the reply sooner if the acknowledgement does not end its polling.
     pub fn order_acknowledgements(&mut self, program_waits: bool) {
         self.nic.acknowledge_first(program_waits && !self.port.info().has_trains);
     }
@@ -322,7 +322,8 @@ impl Worker {
         true
     }
 
-    /// The port gave no slot for a QP's next packet. False: it has no room now. True: the packet is too long, and the QP fails.
+    /// The port gave no slot for a QP's next packet. False: it has no room now. True: the packet is too long, and the
+    /// QP fails.
     fn no_slot(&mut self, now: Nanos, qp: QpIndex, frame_len: usize) -> bool {
         let never = frame_len > self.port.info().max_frame;
         self.nic.end_turn(qp, !never);
@@ -426,7 +427,8 @@ impl Worker {
         &self.nic
     }
 
-    /// Prepares the wake-ups of a worker that is about to sleep. False: there is work after all, and nothing was prepared.
+    /// Prepares the wake-ups of a worker that is about to sleep. False: there is work after all, and nothing was
+    /// prepared.
     pub fn prepare_sleep(&mut self) -> bool {
         self.doorbells.sleep_begins();
         let quiet = self.is_quiet();
@@ -446,8 +448,8 @@ impl Worker {
         self.needed_by() > Nanos::ZERO && self.port.prepare_sleep()
     }
 
-    /// Returns when the next pass is needed for work known here: zero if some is pending. Frames that wait on the link are not
-    /// known; its descriptors report them.
+    /// Returns when the next pass is needed for work known here: zero if some is pending. Frames that wait on the link
+    /// are not known; its descriptors report them.
     pub fn needed_by(&self) -> Nanos {
         let posted = self.doorbells.any() || self.clients.any() || self.nic.has_unfetched();
         let given = self.siblings.as_ref().is_some_and(|siblings| siblings.has_work());

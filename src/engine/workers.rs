@@ -1,12 +1,13 @@
 //! The workers of a device: one engine for each, which share nothing on the data path.
 //!
-//! A QP belongs to one worker, which its QPN's unit and its index name. Protection domains, registered memory, completion queues and
-//! address handles, shared receive queues and XRC domains exist at every worker under one name: each worker executes the same commands about
-//! them in the same order. A completion queue takes completions from all of them ([`CompletionRing`](roxie_nic::shared::CompletionRing)), a
-//! shared receive queue gives receives to all ([`SharedReceives`](roxie_nic::shared::SharedReceives)).
+//! A QP belongs to one worker, which its QPN's unit and its index name. Protection domains, registered memory,
+//! completion queues and address handles, shared receive queues and XRC domains exist at every worker under one name:
+//! each worker executes the same commands about them in the same order. A completion queue takes completions from all
+//! of them ([`CompletionRing`](roxie_nic::shared::CompletionRing)), a shared receive queue gives receives to all
+//! ([`SharedReceives`](roxie_nic::shared::SharedReceives)).
 //!
-//! QP1 belongs to the first worker. Objects whose keys change on the data path (memory windows, fast-registered regions), raw packet
-//! QPs, and queues that change their size are refused on several workers.
+//! QP1 belongs to the first worker. Objects whose keys change on the data path (memory windows, fast-registered
+//! regions), raw packet QPs, and queues that change their size are refused on several workers.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +27,8 @@ const QP_BITS: u32 = 12;
 /// Maximum number of workers: a QP's index has 16 bits.
 pub const MAX_WORKERS: usize = 16;
 
-/// Slots of a worker's tables that are read between two passes: few hold an object, and each piece is a round trip to a thread.
+/// Slots of a worker's tables that are read between two passes: few hold an object, and each piece is a round trip to a
+/// thread.
 const PIECE: u32 = 8192;
 
 /// The workers of a device. There is at least one.
@@ -39,11 +41,12 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts a worker on each port. Worker `n` is pinned to `cores[n]`, if `drive` is a thread and there is such a core.
+    /// Starts a worker on each port. Worker `n` is pinned to `cores[n]`, if `drive` is a thread and there is such a
+    /// core.
     ///
     /// # Errors
-    /// If the system is out of memory, descriptors or threads. If there is no port or there are more than [`MAX_WORKERS`], or if calls
-    /// of the application are to run several workers next to threads ([`Drive::Caller`]).
+    /// If the system is out of memory, descriptors or threads. If there is no port or there are more than
+    /// [`MAX_WORKERS`], or if calls of the application are to run several workers next to threads ([`Drive::Caller`]).
     pub fn start(
         config: NicConfig,
         ports: Vec<Box<dyn Port>>,
@@ -93,8 +96,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Replaces the ports, one for each worker: see [`Engine::set_port`]. `are_copied`: each port gets all frames that are for no single
-    /// QP, datagrams to groups and MAC control frames; else one of the ports gets them.
+    /// Replaces the ports, one for each worker: see [`Engine::set_port`]. `are_copied`: each port gets all frames that
+    /// are for no single QP, datagrams to groups and MAC control frames; else one of the ports gets them.
     ///
     /// # Errors
     /// The errors of [`Engine::set_port`].
@@ -138,8 +141,8 @@ impl Workers {
     /// Executes a command at the workers that it concerns, and blocks until its answer.
     ///
     /// # Errors
-    /// The errors of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
-    /// have the object.
+    /// The errors of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if
+    /// several workers do not have the object.
     pub fn call_worker(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let command = command.into();
         if self.is_one() { self.engines[0].call(command) } else { self.call_several(command) }
@@ -205,8 +208,8 @@ impl Workers {
         Ok(answer)
     }
 
-    /// Executes a command at every worker; `copies` are the siblings'. Objects of all have one name, because all execute the same commands
-    /// in the same order.
+    /// Executes a command at every worker; `copies` are the siblings'. Objects of all have one name, because all
+    /// execute the same commands in the same order.
     fn call_all(&self, command: Command, copies: Vec<Command>) -> Result<Answer, ControlError> {
         if let Some(object) = command.takes_away() {
             for engine in &self.engines {
@@ -315,8 +318,8 @@ impl Workers {
         names
     }
 
-    /// Returns the statuses of some QPs as of their last packets, without those that do not exist. Neighbours of the same worker are read
-    /// between two of its passes.
+    /// Returns the statuses of some QPs as of their last packets, without those that do not exist. Neighbours of the
+    /// same worker are read between two of its passes.
     pub fn qp_statuses(&self, qps: &[QpIndex]) -> Vec<QpStatus> {
         if self.is_one() {
             let qps = qps.to_vec();

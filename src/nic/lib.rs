@@ -16,11 +16,13 @@
 //! assert!(QpCaps::default().max_send_sge > 0);
 //! ```
 //!
-//! From the ground up: [`verbs`] has the types of the API; [`shared`] the memory that application and NIC touch; [`congestion`] computes
-//! rates; [`transport`] is one queue pair; [`nic::Nic`] has the object tables, the arbiter and the dma stage; [`cm`] manages connections
-//! over QP1. `roxie-engine` runs a NIC on a port, and `roxie-sim` in virtual time.
+//! From the ground up: [`verbs`] has the types of the API; [`shared`] the memory that application and NIC touch;
+//! [`congestion`] computes rates; [`transport`] is one queue pair; [`nic::Nic`] has the object tables, the arbiter and
+//! the dma stage; [`cm`] manages connections over QP1. `roxie-engine` runs a NIC on a port, and `roxie-sim` in virtual
+//! time.
 //!
-//! Architecture invariant: no I/O, clock, randomness or logging in `transport` and `nic`. Every entry takes `now`, and secrets are seeds.
+//! Architecture invariant: no I/O, clock, randomness or logging in `transport` and `nic`. Every entry takes `now`, and
+//! secrets are seeds.
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 

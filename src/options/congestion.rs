@@ -14,17 +14,18 @@ use roxie::nic::{CongestionConfig, EcnPolicy, TrafficClasses};
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Congestion")]
 pub struct CongestionOptions {
-    /// Congestion control: off, dcqcn, swift or fixed,rate=RATE, with optional knobs: dcqcn,preset=paper,rpg_ai_rate=40 (`roxie
-    /// cc knobs` lists them). @FILE reads the setting from a file, and again whenever the file changes [default: off]
+    /// Congestion control: off, dcqcn, swift or fixed,rate=RATE, with optional knobs: dcqcn,preset=paper,rpg_ai_rate=40
+    /// (`roxie cc knobs` lists them). @FILE reads the setting from a file, and again whenever the file changes
+    /// [default: off]
     #[arg(long, value_name = "SPEC", value_parser = checked_control)]
     cc: Option<String>,
-    /// ECN: which data is sent as ECN-capable, so that switches mark it instead of dropping it: off, on, or by DSCP: dscp=26+46
-    /// [default: on with --cc dcqcn, else off]
+    /// ECN: which data is sent as ECN-capable, so that switches mark it instead of dropping it: off, on, or by DSCP:
+    /// dscp=26+46 [default: on with --cc dcqcn, else off]
     #[arg(long, value_name = "WHICH", value_parser = checked::<EcnPolicy>)]
     ecn: Option<String>,
-    /// Traffic classes: trust=dscp|pcp, map=26:3+46:5 (DSCP to priority), strict=6+7, weight=0:20+3:80, pfc=3 (priorities whose
-    /// pause frames are honoured), pause=on, tag=on (priority in an 802.1Q tag; xdp), send_pfc=3 (sends pause frames to the
-    /// neighbour; xdp)
+    /// Traffic classes: trust=dscp|pcp, map=26:3+46:5 (DSCP to priority), strict=6+7, weight=0:20+3:80, pfc=3
+    /// (priorities whose pause frames are honoured), pause=on, tag=on (priority in an 802.1Q tag; xdp), send_pfc=3
+    /// (sends pause frames to the neighbour; xdp)
     #[arg(long, value_name = "SPEC", value_parser = checked::<TrafficClasses>)]
     qos: Option<String>,
     /// The link's rate if its driver does not report one: 1G, 25G. Queue pairs start at this rate

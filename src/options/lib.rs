@@ -1,7 +1,7 @@
 //! Options of commands that use a device: which port and addresses, how it sends, and how it is opened.
 //!
-//! [`DeviceOptions`] are the options, and [`Opened`] is the device that they select. Programs for which no XDP is to be compiled do without
-//! this crate: it has all ports.
+//! [`DeviceOptions`] are the options, and [`Opened`] is the device that they select. Programs for which no XDP is to be
+//! compiled do without this crate: it has all ports.
 
 #![deny(unsafe_code)]
 

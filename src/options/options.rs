@@ -89,8 +89,8 @@ pub struct DeviceOptions {
     /// Mode of AF_XDP; implies --port xdp
     #[arg(long, value_name = "MODE")]
     pub mode: Option<ModeName>,
-    /// Thread that runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE` [default:
-    /// caller, or thread if the command sleeps on events]
+    /// Thread that runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE`
+    /// [default: caller, or thread if the command sleeps on events]
     #[arg(long, value_name = "WHO", value_parser = parse_drive)]
     pub drive: Option<Drive>,
     /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 disables the timeout
@@ -99,8 +99,8 @@ pub struct DeviceOptions {
     /// Number of retransmissions of a packet before the connection fails, 0 to 7
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) retry: u8,
-    /// Send lost packets alone again, where both ends can: off, agree (the ends of the connection ask each other) or assume (the peer
-    /// is known to)
+    /// Send lost packets alone again, where both ends can: off, agree (the ends of the connection ask each other) or
+    /// assume (the peer is known to)
     #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
     pub selective_repeat: SelectiveRepeat,
     #[command(flatten)]
@@ -162,7 +162,8 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// Returns the path MTU where the peer has no say: the requested one, else `otherwise` or the largest that fits the link.
+    /// Returns the path MTU where the peer has no say: the requested one, else `otherwise` or the largest that fits the
+    /// link.
     ///
     /// # Errors
     ///

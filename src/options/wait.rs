@@ -27,7 +27,8 @@ impl IdleYield {
     }
 }
 
-/// Polls the device until nothing has arrived for a while, to answer a peer that lost the last acknowledgement and retransmits.
+/// Polls the device until nothing has arrived for a while, to answer a peer that lost the last acknowledgement and
+/// retransmits.
 pub fn linger(device: &Device, timeout_code: u8) {
     // The peer retransmits after one to four times its timeout; assume that both ends use the same.
     let quiet = Duration::from_nanos(4 * (4_096u64 << timeout_code.min(17))).max(Duration::from_millis(50));

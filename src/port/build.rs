@@ -14,8 +14,8 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let object = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("steer.bpf.o");
-    // Where Debian and its children keep <asm/types.h>; elsewhere the directory does not exist, which is fine. The program is the same
-    // for every processor, so the headers are the building machine's.
+    // Where Debian and its children keep <asm/types.h>; elsewhere the directory does not exist, which is fine. The
+    // program is the same for every processor, so the headers are the building machine's.
     let host = env::var("HOST").expect("cargo sets HOST");
     let arch = host.split('-').next().expect("split gives one at least");
     let multiarch = format!("/usr/include/{arch}-linux-gnu");

@@ -39,8 +39,8 @@
 //! straight to its destination. Every slot that `tx_alloc` returned must be committed or cancelled before `tx_flush`.
 //! Ports stack: fault, pcap and loopback are layers around another port.
 //!
-//! Architecture invariant: a port knows no RDMA. The crate depends on neither `roxie-wire` nor `roxie-nic`. A port allocates nothing after
-//! its first bursts.
+//! Architecture invariant: a port knows no RDMA. The crate depends on neither `roxie-wire` nor `roxie-nic`. A port
+//! allocates nothing after its first bursts.
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
@@ -187,7 +187,8 @@ pub enum LinkChange {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TxId(pub u32);
 
-/// Sends and receives frames. The module's page gives the order of calls. [`Any`] lets an engine take off a layer that it has put on.
+/// Sends and receives frames. The module's page gives the order of calls. [`Any`] lets an engine take off a layer that
+/// it has put on.
 pub trait Port: Send + Any {
     /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
@@ -216,14 +217,15 @@ pub trait Port: Send + Any {
     /// Returns the slot's bytes for writing. Their initial content is undefined.
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_>;
 
-    /// Sets the time of the frames that are committed next, for layers that record or delay them. `rx_burst` and `tx_flush` set it too.
+    /// Sets the time of the frames that are committed next, for layers that record or delay them. `rx_burst` and
+    /// `tx_flush` set it too.
     fn set_now(&mut self, now: Nanos) {
         let _ = now;
     }
 
     /// Decides how the slots written so far will be sent, and fixes the header fields that depend on it (UDP port:
-    /// segmentation groups and IPv4 identification). The ICRC must be computed afterwards. A packet port leaves slots that are committed
-    /// already as they are.
+    /// segmentation groups and IPv4 identification). The ICRC must be computed afterwards. A packet port leaves slots
+    /// that are committed already as they are.
     fn tx_arrange(&mut self) {}
 
     /// Queues a finished frame for sending, at the latest by `tx_flush`.
@@ -258,8 +260,8 @@ pub trait Port: Send + Any {
         Ok(())
     }
 
-    /// Replaces the set of addresses on VLANs, each with its VLAN ID: tagged frames to them are received as well. A port that sees all
-    /// frames ignores the set.
+    /// Replaces the set of addresses on VLANs, each with its VLAN ID: tagged frames to them are received as well. A
+    /// port that sees all frames ignores the set.
     ///
     /// # Errors
     /// If the port cannot see the tags, or the kernel refuses. Nothing is changed then.

@@ -1,10 +1,10 @@
 //! A layer that loops back frames addressed to the port itself.
 //!
 //! Links do not return a station's own frames, and traffic between two programs on one NIC should not need a link.
-//! Frames to the port's own MAC address are copied to a bounded queue and received from there, and are not sent. While the
-//! queue is full the port has no room, so that none is lost; the next pass makes some. Frames to multicast groups are looped
-//! back and sent as well, while a group is joined or flows are steered. A capture above this layer records looped-back frames
-//! as sent and as received.
+//! Frames to the port's own MAC address are copied to a bounded queue and received from there, and are not sent. While
+//! the queue is full the port has no room, so that none is lost; the next pass makes some. Frames to multicast groups
+//! are looped back and sent as well, while a group is joined or flows are steered. A capture above this layer records
+//! looped-back frames as sent and as received.
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;

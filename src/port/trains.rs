@@ -1,7 +1,8 @@
 //! Trains of datagrams: frames to be sent that one call hands to the kernel, which cuts them (`UDP_SEGMENT`, GSO).
 //!
-//! Slots lie in one block of memory: a table of headers, a table of prefixes, and the datagrams one behind the other, so that a train
-//! is usually one contiguous piece. A train has datagrams of one flow, in order, of equal length except a shorter last one.
+//! Slots lie in one block of memory: a table of headers, a table of prefixes, and the datagrams one behind the other,
+//! so that a train is usually one contiguous piece. A train has datagrams of one flow, in order, of equal length except
+//! a shorter last one.
 
 use std::ops::Range;
 
@@ -10,8 +11,8 @@ use crate::{BURST, TxId};
 use roxie_base::frame::FrameMut;
 use roxie_base::time::Nanos;
 
-/// Longest wait of frames for a link that takes none of them: its queue is full, or a rule of the kernel refuses each frame. Then they are
-/// lost, so that the timers of their QPs run.
+/// Longest wait of frames for a link that takes none of them: its queue is full, or a rule of the kernel refuses each
+/// frame. Then they are lost, so that the timers of their QPs run.
 const LONGEST_WAIT: Nanos = Nanos(100_000_000);
 /// Number of slots: one burst, and what a busy link left over.
 const SLOTS: usize = 4 * BURST;
@@ -81,7 +82,8 @@ pub(crate) struct Trains<F> {
     slots: Vec<Slot>,
     arranged: usize,
     trains: Vec<Train<F>>,
-    /// Number of trains that were done at the last flush, `usize::MAX` if it left none, and when the first flush found this number.
+    /// Number of trains that were done at the last flush, `usize::MAX` if it left none, and when the first flush found
+    /// this number.
     progress: (usize, Nanos),
     /// Where the next slot is split: header length of the last frame.
     header_len: usize,
@@ -212,8 +214,8 @@ impl<F: Copy + PartialEq> Trains<F> {
         std::mem::replace(&mut self.slots[i].state, State::Refused) == State::Committed
     }
 
-    /// Appends slot `i`, whose headers have `headers` bytes, to the train of its flow, or begins one. Returns its position
-    /// in the train.
+    /// Appends slot `i`, whose headers have `headers` bytes, to the train of its flow, or begins one. Returns its
+    /// position in the train.
     pub(crate) fn join(&mut self, i: usize, headers: usize, flow: F, unit: u8) -> usize {
         self.header_len = headers;
         self.slots[i].datagram = headers;
@@ -290,8 +292,8 @@ impl<F: Copy + PartialEq> Trains<F> {
         dropped
     }
 
-    /// Ends a flush at time `now`: frees all slots once every train is done. Drops the trains of a link that has taken none for
-    /// [`LONGEST_WAIT`], and returns the number of their datagrams.
+    /// Ends a flush at time `now`: frees all slots once every train is done. Drops the trains of a link that has taken
+    /// none for [`LONGEST_WAIT`], and returns the number of their datagrams.
     pub(crate) fn end_flush(&mut self, now: Nanos) -> u64 {
         let mut done = self.trains.iter().filter(|train| train.done).count();
         let mut dropped = 0;
@@ -313,8 +315,8 @@ impl<F: Copy + PartialEq> Trains<F> {
         dropped
     }
 
-    /// Cuts trains where slots were cancelled after they were arranged. Calls `moved` with the flow and number of datagrams
-    /// whose position in their train is another than arranged.
+    /// Cuts trains where slots were cancelled after they were arranged. Calls `moved` with the flow and number of
+    /// datagrams whose position in their train is another than arranged.
     pub(crate) fn close_holes(&mut self, mut moved: impl FnMut(&F, usize)) {
         if !std::mem::take(&mut self.holes) {
             return;

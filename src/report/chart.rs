@@ -22,7 +22,8 @@ pub fn top(lines: &[&Line]) -> f64 {
     steps.into_iter().find(|step| *step >= most).unwrap_or(most)
 }
 
-/// Draws the lines as characters, with x from 0 to `end`. `end_name` labels the right end. Later lines cover earlier ones.
+/// Draws the lines as characters, with x from 0 to `end`. `end_name` labels the right end. Later lines cover earlier
+/// ones.
 pub fn draw(
     title: &str,
     rows: usize,

@@ -1,8 +1,9 @@
 //! The commands of a program as data.
 //!
-//! `roxie` starts the programs of products for their commands, and does not know the options of these. For shell completions and for the
-//! manual it asks each program: `roxie-NAME describe` prints its commands as JSON ([`print()`]), from which `roxie` makes definitions again
-//! ([`Described::into_command`]). Parsers of values are not described: the program itself parses its command line.
+//! `roxie` starts the programs of products for their commands, and does not know the options of these. For shell
+//! completions and for the manual it asks each program: `roxie-NAME describe` prints its commands as JSON
+//! ([`print()`]), from which `roxie` makes definitions again ([`Described::into_command`]). Parsers of values are not
+//! described: the program itself parses its command line.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

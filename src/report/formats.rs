@@ -1,7 +1,7 @@
 //! The JSON that commands print: one object, or one object a line, with the version of its command's format in front.
 //!
-//! A version is raised when a key goes, is renamed, or changes its type or meaning: `docs/versions.md`. `tests/cli/formats.rs` compares what
-//! the commands print with the formats that `tests/data/formats.txt` keeps.
+//! A version is raised when a key goes, is renamed, or changes its type or meaning: `docs/versions.md`.
+//! `tests/cli/formats.rs` compares what the commands print with the formats that `tests/data/formats.txt` keeps.
 
 use std::fmt;
 

@@ -39,8 +39,8 @@ impl LineRate {
         takes
     }
 
-    /// Returns the number of lines suppressed since the last call; `None` if there are none, or a line about them would exceed
-    /// the rate.
+    /// Returns the number of lines suppressed since the last call; `None` if there are none, or a line about them would
+    /// exceed the rate.
     pub fn left_out(&self, now: Instant) -> Option<u64> {
         let mut state = self.at(now);
         if state.left_out == 0 || state.room < 1.0 {

@@ -1,8 +1,8 @@
 //! Standard output and standard error without the panics of `println!`: a pipe may close, a disk may be full.
 //!
-//! Text of commands may contain text of peers, of other users and of files. All of it is printed here, and no character of it acts on a
-//! terminal ([`Plain`]): neither escape sequences nor newlines, by which one row could look like two. `tests/repository/tidy` lists the files
-//! that write by themselves.
+//! Text of commands may contain text of peers, of other users and of files. All of it is printed here, and no character
+//! of it acts on a terminal ([`Plain`]): neither escape sequences nor newlines, by which one row could look like two.
+//! `tests/repository/tidy` lists the files that write by themselves.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};

@@ -10,8 +10,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::failure::Failure;
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts, and returns a descriptor that is readable when one is
-/// pending. Call it before any other thread runs: a thread that does not block them would be ended by them.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts, and returns a descriptor that is readable
+/// when one is pending. Call it before any other thread runs: a thread that does not block them would be ended by them.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Parts that all drawings share: one self-contained SVG, without scripts, external fonts or files, light or dark as the viewer's theme.
+//! Parts that all drawings share: one self-contained SVG, without scripts, external fonts or files, light or dark as
+//! the viewer's theme.
 //!
 //! Patterns and words carry the meaning of a line; colour only repeats it.
 

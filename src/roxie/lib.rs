@@ -6,8 +6,8 @@
 //!
 //! # A device: `host` and `verbs`
 //!
-//! [`host`] is the API of applications. [`host::Device::open`] opens a device on an interface, and [`verbs`] has the types: work
-//! requests, completions, attributes, states. A client of a server that listens with `rdma_cm` or
+//! [`host`] is the API of applications. [`host::Device::open`] opens a device on an interface, and [`verbs`] has the
+//! types: work requests, completions, attributes, states. A client of a server that listens with `rdma_cm` or
 //! [`host::PortListener::serve`]:
 //!
 #![cfg_attr(feature = "udp", doc = "```no_run")]

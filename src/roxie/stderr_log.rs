@@ -1,8 +1,8 @@
 //! Events of the library on standard error, for programs without a `tracing` subscriber of their own.
 //!
-//! The library reports what a user should know as `tracing` events: a fallback to UDP sockets at [`Level::WARN`], for example. They are
-//! silent unless the program subscribes, with `tracing-subscriber` or with [`install`]. Events may be reported by the thread that runs the
-//! device, under its lock: a subscriber must not use the device.
+//! The library reports what a user should know as `tracing` events: a fallback to UDP sockets at [`Level::WARN`], for
+//! example. They are silent unless the program subscribes, with `tracing-subscriber` or with [`install`]. Events may be
+//! reported by the thread that runs the device, under its lock: a subscriber must not use the device.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Write as _};

@@ -11,8 +11,8 @@ impl Host {
         [2, 0, 0, 0, high, low]
     }
 
-    /// Returns the IP address of host `number`. IPv4: TEST-NET-1 (RFC 5737) up to 255, then the benchmarking network (RFC 2544). IPv6:
-    /// `fd00::number`.
+    /// Returns the IP address of host `number`. IPv4: TEST-NET-1 (RFC 5737) up to 255, then the benchmarking network
+    /// (RFC 2544). IPv6: `fd00::number`.
     pub fn address(number: u16, ipv6: bool) -> IpAddr {
         let [high, low] = number.to_be_bytes();
         match (ipv6, high) {

@@ -21,7 +21,8 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Returns the transitions from RESET to RTS. QPs other than RC omit the attributes that belong to acknowledgements.
+    /// Returns the transitions from RESET to RTS. QPs other than RC omit the attributes that belong to
+    /// acknowledgements.
     pub fn steps(&self, qp_type: QpType) -> [QpAttr; 3] {
         let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };

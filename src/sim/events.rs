@@ -1,10 +1,10 @@
 //! Event queue in virtual time.
 //!
-//! A hierarchical timing wheel (Varghese and Lauck 1987) with the clock's resolution, one nanosecond. Level `n` has 64 slots of 64^n ns. An
-//! event lies on the level of the highest group of six bits in which its time differs from the present. `schedule`, `cancel` and `pop` take
-//! a few steps each, however many events wait. An event moves down a level at most ten times, typically once or twice for the times of a
-//! network. Simultaneous events are returned in the order in which they were scheduled, because slots are FIFO lists, and events of one
-//! time are always on the same level.
+//! A hierarchical timing wheel (Varghese and Lauck 1987) with the clock's resolution, one nanosecond. Level `n` has 64
+//! slots of 64^n ns. An event lies on the level of the highest group of six bits in which its time differs from the
+//! present. `schedule`, `cancel` and `pop` take a few steps each, however many events wait. An event moves down a level
+//! at most ten times, typically once or twice for the times of a network. Simultaneous events are returned in the order
+//! in which they were scheduled, because slots are FIFO lists, and events of one time are always on the same level.
 
 use roxie_base::time::Nanos;
 
@@ -83,7 +83,8 @@ impl<T> EventQueue<T> {
         self.len == 0
     }
 
-    /// Schedules `event` at `time`, after all events already scheduled for that time. A time in the past becomes the present.
+    /// Schedules `event` at `time`, after all events already scheduled for that time. A time in the past becomes the
+    /// present.
     ///
     /// # Panics
     /// If 2^32 - 1 events are pending.
@@ -115,7 +116,8 @@ impl<T> EventQueue<T> {
         self.release(id.index)
     }
 
-    /// Takes the next event if its time is at most `limit`. Time advances to the event's time; without an event, to at most `limit`.
+    /// Takes the next event if its time is at most `limit`. Time advances to the event's time; without an event, to at
+    /// most `limit`.
     pub fn pop(&mut self, limit: Nanos) -> Option<(Nanos, T)> {
         loop {
             let level = self.filled.iter().position(|bits| *bits != 0)?;
@@ -142,8 +144,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Returns the time of the next event, or `Nanos::MAX` if none is pending. Costs a scan of that event's slot; [`EventQueue::pop`] with
-    /// a limit is cheaper.
+    /// Returns the time of the next event, or `Nanos::MAX` if none is pending. Costs a scan of that event's slot;
+    /// [`EventQueue::pop`] with a limit is cheaper.
     pub fn next_time(&self) -> Nanos {
         let Some(level) = self.filled.iter().position(|bits| *bits != 0) else { return Nanos::MAX };
         let mut index = self.slots[level][self.first_slot(level)].head;
@@ -159,7 +161,8 @@ impl<T> EventQueue<T> {
         Nanos(first)
     }
 
-    /// Returns the first filled slot. Slots before the present one are empty on every level, so it is the lowest set bit.
+    /// Returns the first filled slot. Slots before the present one are empty on every level, so it is the lowest set
+    /// bit.
     fn first_slot(&self, level: usize) -> usize {
         self.filled[level].trailing_zeros() as usize
     }

@@ -31,7 +31,8 @@ pub struct Host {
     pub worker: Worker,
     number: u16,
     requests: Sender<Request>,
-    /// The channel of all answers. One for each command would leave gaps in the heap, between the QPs of a test or benchmark.
+    /// The channel of all answers. One for each command would leave gaps in the heap, between the QPs of a test or
+    /// benchmark.
     answers: (Sender<Answered>, Receiver<Answered>),
     events: Receiver<AsyncEvent>,
     /// Re-queues events that were taken from `events`.
@@ -497,8 +498,8 @@ impl Host {
         self.events.try_recv().ok()
     }
 
-    /// Discards unread events about a destroyed object, as `ibv_destroy_qp` and its siblings do, because the object's index may be reused.
-    /// Other events keep their order.
+    /// Discards unread events about a destroyed object, as `ibv_destroy_qp` and its siblings do, because the object's
+    /// index may be reused. Other events keep their order.
     pub fn take_back_events(&self, about: impl Fn(AsyncEvent) -> bool) {
         let waiting: Vec<_> = self.events.try_iter().collect();
         for event in waiting.into_iter().filter(|event| !about(*event)) {

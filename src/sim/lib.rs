@@ -45,10 +45,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Host`] is a NIC, its port and the application's side of its queues, without threads or clocks. [`Pair`] joins two hosts by any two
-//! ports, [`fabric::Fabric`] any number of hosts by links and switches. `Pair` and `Fabric` advance time to the next due event. Results are
-//! a function of the seeds alone. `scenario` (feature `scenario`) reads networks and traffic from a file; `forward` (feature `forward`)
-//! connects a fabric to real interfaces.
+//! A [`Host`] is a NIC, its port and the application's side of its queues, without threads or clocks. [`Pair`] joins
+//! two hosts by any two ports, [`fabric::Fabric`] any number of hosts by links and switches. `Pair` and `Fabric`
+//! advance time to the next due event. Results are a function of the seeds alone. `scenario` (feature `scenario`) reads
+//! networks and traffic from a file; `forward` (feature `forward`) connects a fabric to real interfaces.
 //!
 //! A port without a peer shows what a NIC sends:
 //!
@@ -124,8 +124,8 @@ impl Pair {
         Pair { a, b, now: Nanos::ZERO, quiet_passes: 0 }
     }
 
-    /// Runs one pass of each host, then advances time: by one pass if a host did something, else to the next deadline. Returns false if
-    /// nothing is pending and only the applications can continue.
+    /// Runs one pass of each host, then advances time: by one pass if a host did something, else to the next deadline.
+    /// Returns false if nothing is pending and only the applications can continue.
     pub fn step(&mut self) -> bool {
         let progress = [self.a.worker.poll(self.now), self.b.worker.poll(self.now)];
         if progress.iter().any(|p| !p.is_idle()) {

@@ -47,8 +47,8 @@ impl Addressee {
     }
 }
 
-/// Returns the addresses of listeners that cover `address`, the most specific first: the address itself, the unspecified address of the
-/// family, any address (`None`).
+/// Returns the addresses of listeners that cover `address`, the most specific first: the address itself, the
+/// unspecified address of the family, any address (`None`).
 pub fn listens_for(address: IpAddr) -> [Option<IpAddr>; 3] {
     let family: IpAddr =
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

@@ -23,8 +23,8 @@ impl fmt::Display for RoceVersion {
     }
 }
 
-/// RoCE version and VLAN of a GID: the same address may be a GID in each of them. Packets from a GID carry both, and packets to a GID are
-/// taken only with both.
+/// RoCE version and VLAN of a GID: the same address may be a GID in each of them. Packets from a GID carry both, and
+/// packets to a GID are taken only with both.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Encapsulation {

@@ -44,11 +44,12 @@
 //! Read `opcode` first, the table of the headers that follow a BTH, then `headers`. The messages of QP1 are
 //! in [`mad`] and [`cm`].
 //!
-//! [`capture`] reads and writes pcap and pcapng. With the features off, the crate takes `core` and `alloc` alone: `capture` adds
-//! captures, `std` the detection of the processor's CRC instructions at run time, `serde` serialization of numbers and addresses.
+//! [`capture`] reads and writes pcap and pcapng. With the features off, the crate takes `core` and `alloc` alone:
+//! `capture` adds captures, `std` the detection of the processor's CRC instructions at run time, `serde` serialization
+//! of numbers and addresses.
 //!
-//! Architecture invariant: the path of a packet (parse, build, ICRC) does not allocate. The crate reads no clock, and no received bytes
-//! make it panic.
+//! Architecture invariant: the path of a packet (parse, build, ICRC) does not allocate. The crate reads no clock, and
+//! no received bytes make it panic.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]

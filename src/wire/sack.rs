@@ -1,4 +1,5 @@
-//! The selective acknowledgement of Roxie, between peers that agreed to selective repeat (in the manner of IRN, SIGCOMM 2018, 3.1).
+//! The selective acknowledgement of Roxie, between peers that agreed to selective repeat (in the manner of IRN, SIGCOMM
+//! 2018, 3.1).
 //!
 //! ```text
 //! BTH    PSN: the first one missing. All before it are acknowledged, as by an ACK for the PSN before it.
@@ -6,8 +7,8 @@
 //! SACK   Count8 Latest24 Bitmap128
 //! ```
 //!
-//! Bit `i` of the bitmap stands for the BTH's PSN plus `i`. A set bit: the packet came, and is kept. A clear bit below `count`: the
-//! packet is missing, or came and was not kept; the peer asks for it. Nothing is said of later PSNs.
+//! Bit `i` of the bitmap stands for the BTH's PSN plus `i`. A set bit: the packet came, and is kept. A clear bit below
+//! `count`: the packet is missing, or came and was not kept; the peer asks for it. Nothing is said of later PSNs.
 
 use core::fmt;
 
@@ -51,8 +52,8 @@ impl Sack {
         u128::MAX.checked_shr(Sack::BITS.saturating_sub(self.count.into())).unwrap_or(0)
     }
 
-    /// True if the header contradicts itself nowhere: the count is 1 to 128, the first PSN is missing, and no PSN beyond the count
-    /// came.
+    /// True if the header contradicts itself nowhere: the count is 1 to 128, the first PSN is missing, and no PSN
+    /// beyond the count came.
     pub fn is_coherent(&self) -> bool {
         let counts = (1..=Sack::BITS).contains(&u32::from(self.count));
         counts && self.bitmap & 1 == 0 && self.bitmap & !self.covered() == 0

@@ -1,5 +1,5 @@
-//! The data path allocates no memory after its start, with an allocator that counts: ports in the order of a NIC's stack, and RC traffic
-//! under loss through every port.
+//! The data path allocates no memory after its start, with an allocator that counts: ports in the order of a NIC's
+//! stack, and RC traffic under loss through every port.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,8 +11,8 @@ mod traffic;
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread, which runs all passes of a device without an engine thread. Other threads follow changes of the interface
-    /// and its neighbours, and allocate when one comes, sooner or later.
+    /// Allocations of this thread, which runs all passes of a device without an engine thread. Other threads follow
+    /// changes of the interface and its neighbours, and allocate when one comes, sooner or later.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -33,12 +33,14 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the system's.
+        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the
+        // system's.
         unsafe { System.dealloc(pointer, layout) }
     }
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the system's.
+        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the
+        // system's.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

@@ -62,7 +62,8 @@ impl Formats {
     }
 }
 
-/// Adds the keys of a value, and those of the objects in it. A list may be empty on some machines, so the types of plain entries do not count.
+/// Adds the keys of a value, and those of the objects in it. A list may be empty on some machines, so the types of
+/// plain entries do not count.
 fn add_keys(keys: &mut Keys, place: &str, value: &Value) {
     let kind = match value {
         Value::Null => "null",

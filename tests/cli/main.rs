@@ -1,6 +1,6 @@
-//! The commands as a user runs them: in two processes in two network namespaces with a veth pair between them, or in one
-//! process. Tests with a network need root, and are skipped with a message without it. No test depends on measured times. Captures and
-//! ladders, the demo, the pages, and the scripts that install the program are tested here too.
+//! The commands as a user runs them: in two processes in two network namespaces with a veth pair between them, or in
+//! one process. Tests with a network need root, and are skipped with a message without it. No test depends on measured
+//! times. Captures and ladders, the demo, the pages, and the scripts that install the program are tested here too.
 
 #[path = "../support/commands.rs"]
 mod commands;

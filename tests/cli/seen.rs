@@ -198,7 +198,8 @@ fn foreign_sockets_cannot_hang_or_forge() {
     let full = squatted(&net, "roxie/see/1/0");
     let waiting = filled(&net, &full);
     assert!(!waiting.is_empty());
-    // A socket that answers with another process's PID, with control characters, and with clients that it does not have.
+    // A socket that answers with another process's PID, with control characters, and with clients that it does not
+    // have.
     let forger = squatted(&net, "roxie/see/1/1");
     let used = AccountEntry { used: 666, ..AccountEntry::default() };
     let account = [("qps\u{1b}]0;x\u{7}".into(), used)].into();

@@ -28,7 +28,8 @@ fn folder() -> &'static Path {
             return Path::new(&made).join("examples");
         }
         let mut build = Command::new(env!("CARGO"));
-        // Without `-p`, as `cargo test` has built them: with other packages, crates have other features, and all would compile again.
+        // Without `-p`, as `cargo test` has built them: with other packages, crates have other features, and all would
+        // compile again.
         build.args(["build", "--quiet", "--examples"]).current_dir(env!("CARGO_MANIFEST_DIR"));
         for (feature, is_on) in [
             ("planted-bugs", cfg!(feature = "planted-bugs")),

@@ -1,5 +1,5 @@
-//! The handler of faults in remote memory, in programs of the Rust API, where nothing intercepts `sigaction`. Each case is its
-//! own process, because some end by a signal.
+//! The handler of faults in remote memory, in programs of the Rust API, where nothing intercepts `sigaction`. Each case
+//! is its own process, because some end by a signal.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

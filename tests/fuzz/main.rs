@@ -1,9 +1,9 @@
 //! Bounded runs of hostile input: the fuzzers of `libfuzzer/` run for hours, this test for a moment.
 //!
-//! Each target takes bytes and must not panic, hang, grow without bound or access memory outside a region; [`targets`] says
-//! what else it checks. The test runs the corpus in `corpus/TARGET/` unchanged and mutated, from a fixed seed. `FUZZ_RUNS=n`
-//! sets the number of mutations, `FUZZ_SEED=k` the seed. A failing input is written to a file, and the command that repeats it
-//! is printed. Coverage-guided runs: `make fuzz TARGET=packets SECONDS=3600`.
+//! Each target takes bytes and must not panic, hang, grow without bound or access memory outside a region; [`targets`]
+//! says what else it checks. The test runs the corpus in `corpus/TARGET/` unchanged and mutated, from a fixed seed.
+//! `FUZZ_RUNS=n` sets the number of mutations, `FUZZ_SEED=k` the seed. A failing input is written to a file, and the
+//! command that repeats it is printed. Coverage-guided runs: `make fuzz TARGET=packets SECONDS=3600`.
 
 #![allow(unreachable_pub)]
 

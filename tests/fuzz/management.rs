@@ -257,7 +257,8 @@ impl World {
     }
 }
 
-/// A manager stays within its bounds whatever peers and consumers do, and has no state left after everything is destroyed.
+/// A manager stays within its bounds whatever peers and consumers do, and has no state left after everything is
+/// destroyed.
 pub fn management(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut stage = World::new();

@@ -1,5 +1,5 @@
-//! The bytes that a half-open connection holds at a server, with an allocator that counts: the server's state, the connection manager's, and the
-//! NIC's copies and books of the queue pair.
+//! The bytes that a half-open connection holds at a server, with an allocator that counts: the server's state, the
+//! connection manager's, and the NIC's copies and books of the queue pair.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -51,7 +51,8 @@ unsafe impl GlobalAlloc for Counting {
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(0, layout.size());
-        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the system's.
+        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the
+        // system's.
         unsafe { System.dealloc(pointer, layout) }
     }
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
@@ -137,7 +138,8 @@ impl Site {
         Site { local, remote, manager, to }
     }
 
-    /// Returns the bytes that a half-open connection holds, on average of all places but the first: tables and buffers have grown by then.
+    /// Returns the bytes that a half-open connection holds, on average of all places but the first: tables and buffers
+    /// have grown by then.
     fn held_by_one(&self, private_data: &[u8]) -> i64 {
         let unknown_peer = Stranger::new(&self.local, self.to);
         let answered = |count: u32| {

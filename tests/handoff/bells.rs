@@ -40,7 +40,8 @@ fn bell_wakes_a_sleeper_or_is_seen() {
     });
 }
 
-/// A thread that takes a bell sees all that was written before each ring of it, also if another thread had rung it already.
+/// A thread that takes a bell sees all that was written before each ring of it, also if another thread had rung it
+/// already.
 #[test]
 fn bell_publishes_writes_of_every_ringer() {
     check(|| {

@@ -151,8 +151,8 @@ fn two_producers_lose_no_completion() {
     });
 }
 
-/// One worker has taken its slot and not filled it yet. The other's completion behind it is the solicited one. The worker that
-/// finishes last raises the event, because the completion cannot be polled before.
+/// One worker has taken its slot and not filled it yet. The other's completion behind it is the solicited one. The
+/// worker that finishes last raises the event, because the completion cannot be polled before.
 #[test]
 fn solicited_completion_behind_unfinished_slot_is_reported() {
     check(|| {

@@ -18,8 +18,8 @@ impl Signals {
     pub(crate) fn raise(&self, _event: BorrowedFd<'_>) {}
 }
 
-/// The part of nix's `EventFd` that `src/nic/shared` uses. Reads never block; a waiter calls [`sleep`](Self::sleep) in place of
-/// `poll`.
+/// The part of nix's `EventFd` that `src/nic/shared` uses. Reads never block; a waiter calls [`sleep`](Self::sleep) in
+/// place of `poll`.
 #[derive(Debug)]
 pub(crate) struct EventFd {
     count: Mutex<u64>,

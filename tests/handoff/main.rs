@@ -1,9 +1,10 @@
 //! Handoffs between threads, in every interleaving: turns of callers and the engine thread, doorbells, work requests,
 //! completions and their events, receives that several workers take from one queue.
 //!
-//! `handoff.rs` and `combining_lock.rs` of `src/engine`, and the queues of `src/nic/shared`, are compiled with a model checker's atomics and
-//! locks. The checker runs each model in every order that the memory model allows. A thread that sleeps and is never woken is a
-//! deadlock, which fails the model. A backoff sleep really ends by itself; here it does not, so that missing wake-ups show.
+//! `handoff.rs` and `combining_lock.rs` of `src/engine`, and the queues of `src/nic/shared`, are compiled with a model
+//! checker's atomics and locks. The checker runs each model in every order that the memory model allows. A thread that
+//! sleeps and is never woken is a deadlock, which fails the model. A backoff sleep really ends by itself; here it does
+//! not, so that missing wake-ups show.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/engine/combining_lock.rs"]
@@ -88,8 +89,8 @@ impl Alarm {
     }
 }
 
-/// Runs a model in all orders with up to three preemptions. In models of this size, more preemptions find nothing else, and
-/// take hours.
+/// Runs a model in all orders with up to three preemptions. In models of this size, more preemptions find nothing else,
+/// and take hours.
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -324,7 +325,8 @@ fn three_concurrent_posts_are_sent() {
     });
 }
 
-/// A frame ends the sleep of the blocked thread. At any time, a thread blocks on the link, or will soon check it by itself.
+/// A frame ends the sleep of the blocked thread. At any time, a thread blocks on the link, or will soon check it by
+/// itself.
 #[test]
 fn frame_during_handoff_is_taken() {
     check(|| {

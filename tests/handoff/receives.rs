@@ -61,7 +61,8 @@ fn limit_is_reported_to_one_consumer() {
     });
 }
 
-/// A slot is rewritten as soon as it is free. A slower thread may have copied from both receives, and discards that copy.
+/// A slot is rewritten as soon as it is free. A slower thread may have copied from both receives, and discards that
+/// copy.
 #[test]
 fn reused_receive_slot_is_never_torn() {
     check(|| {

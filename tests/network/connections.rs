@@ -464,7 +464,8 @@ fn request(number: u32, from: IpAddr, to: IpAddr) -> [u8; MAD_LEN] {
     CmMessage::Req(req).to_mad(number.into())
 }
 
-/// A sender chooses the address of its answer. Datagrams that wait in the kernel for silent hosts would fill the socket.
+/// A sender chooses the address of its answer. Datagrams that wait in the kernel for silent hosts would fill the
+/// socket.
 #[test]
 fn answers_to_silent_hosts_leave_socket_room() {
     let name = "answers_to_silent_hosts_leave_socket_room";

@@ -1,5 +1,5 @@
-//! Descriptors of devices, which no program that this process starts or becomes may inherit: it would keep the interface or the UDP port
-//! busy.
+//! Descriptors of devices, which no program that this process starts or becomes may inherit: it would keep the
+//! interface or the UDP port busy.
 
 use std::collections::BTreeSet;
 use std::fs::DirEntry;

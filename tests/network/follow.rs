@@ -173,7 +173,8 @@ fn station_address_change_keeps_connections() {
     let mut links = Links::open_in(&there).expect("netlink");
     links.set_mac("veth0", new).expect("an address");
     eventually("the device has it", || remote.port().mac == new);
-    // The kernel may keep the old address until it solicits again: set the new one, as an administrator of both ends would.
+    // The kernel may keep the old address until it solicits again: set the new one, as an administrator of both ends
+    // would.
     let mut local_links = Links::open_in(&here).expect("netlink");
     local_links.add_neighbour("veth0", "10.79.0.2".parse().expect("an address"), new).expect("a neighbour");
     let destination_of = |device: &Device| device.qps()[0].attributes.av.expect("a path");

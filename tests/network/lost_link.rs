@@ -70,7 +70,8 @@ fn lose(wire: &Wire, loss: Loss) {
     }
 }
 
-/// Loses the link of a device, and checks that each WRITE after that completes in error. Brings a link up again that went down.
+/// Loses the link of a device, and checks that each WRITE after that completes in error. Brings a link up again that
+/// went down.
 fn writes_fail(port: &str, open: Open, loss: Loss) {
     let wire = Wire::new(&format!("lost-{port}-{loss:?}").to_lowercase(), 1500, 1);
     let opened = |ns: &NetNs, name: &str| ns.run(|| open(name)).unwrap().unwrap();

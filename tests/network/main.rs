@@ -1,4 +1,5 @@
-//! Ports and devices on real interfaces, in network namespaces that each test makes and removes. Without root these tests are skipped.
+//! Ports and devices on real interfaces, in network namespaces that each test makes and removes. Without root these
+//! tests are skipped.
 //!
 //! Modules that open AF_XDP need the feature `xdp`, and with it clang.
 #![cfg_attr(not(feature = "xdp"), allow(dead_code, reason = "helpers of modules that are left out"))]

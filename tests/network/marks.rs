@@ -1,5 +1,5 @@
-//! Congestion on real links: marks that the kernel carries, notifications in response, and PAUSE frames. Two namespaces, XDP
-//! and UDP ports, IPv4 and IPv6. Needs root; skips without.
+//! Congestion on real links: marks that the kernel carries, notifications in response, and PAUSE frames. Two
+//! namespaces, XDP and UDP ports, IPv4 and IPv6. Needs root; skips without.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -35,8 +35,8 @@ pub(super) fn pair(tag: &str) -> (NetNs, NetNs) {
     let mut left = Links::open_in(&a).unwrap();
     left.create_veth("left", &b, "right", 1).unwrap();
     let mut right = Links::open_in(&b).unwrap();
-    // Disable duplicate address detection, which takes up to two seconds: as long as the kernel solicits a neighbour before it
-    // gives up for five. If the file is read-only, the tests are slower.
+    // Disable duplicate address detection, which takes up to two seconds: as long as the kernel solicits a neighbour
+    // before it gives up for five. If the file is read-only, the tests are slower.
     for (end, name) in [(&a, "left"), (&b, "right")] {
         let file = format!("/proc/sys/net/ipv6/conf/{name}/accept_dad");
         let _ = end.run(|| std::fs::write(file, "0"));
@@ -274,8 +274,8 @@ fn neighbours_are_kept_until_dropped() {
     assert!(!is_managed(&a, "192.0.2.2") && !is_managed(&a, "2001:db8::2"));
 }
 
-/// An interface gets its link-local address one or two seconds after it comes up. Until then the kernel solicits no neighbour
-/// by itself.
+/// An interface gets its link-local address one or two seconds after it comes up. Until then the kernel solicits no
+/// neighbour by itself.
 #[test]
 fn neighbours_are_found_without_link_local_address() {
     if skip("neighbours_are_found_without_link_local_address") {
@@ -509,7 +509,8 @@ fn names_without_lock_holder_are_stale() {
         return;
     }
     with_names_of_its_own(|| {
-        // Process 1 lives, but did not create this namespace; 4194305 is above any PID, as if from another PID namespace.
+        // Process 1 lives, but did not create this namespace; 4194305 is above any PID, as if from another PID
+        // namespace.
         let (left_over, foreign) = ("roxie-1-left-over", "roxie-4194305-foreign");
         for name in [left_over, foreign] {
             let added = std::process::Command::new("ip").args(["netns", "add", name]).status_in_time();

@@ -1,4 +1,5 @@
-//! A peer that has restarted, and a host that claims so of another one. Tests with namespaces need root and are skipped without.
+//! A peer that has restarted, and a host that claims so of another one. Tests with namespaces need root and are skipped
+//! without.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{Receiver, Sender, channel};

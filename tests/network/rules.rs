@@ -1,4 +1,5 @@
-//! Routes that rules (`ip rule`) select by the source or the class of packets. Needs root; skips with a message otherwise.
+//! Routes that rules (`ip rule`) select by the source or the class of packets. Needs root; skips with a message
+//! otherwise.
 
 use std::net::IpAddr;
 

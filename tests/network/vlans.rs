@@ -1,6 +1,7 @@
-//! Devices with GIDs of a VLAN and of RoCE v1, on a veth pair between two namespaces, over AF_XDP and packet sockets. Needs root; skips
-//! without. Most tests have no VLAN interface: the GIDs are given by hand, and the kernel resolves neighbours on the interface itself.
-//! Those with VLAN interfaces and bonds skip on kernels that have neither; `cargo test -p interop --test guests links::` runs them in a guest.
+//! Devices with GIDs of a VLAN and of RoCE v1, on a veth pair between two namespaces, over AF_XDP and packet sockets.
+//! Needs root; skips without. Most tests have no VLAN interface: the GIDs are given by hand, and the kernel resolves
+//! neighbours on the interface itself. Those with VLAN interfaces and bonds skip on kernels that have neither; `cargo
+//! test -p interop --test guests links::` runs them in a guest.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;

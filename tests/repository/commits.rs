@@ -1,4 +1,5 @@
-//! Commits follow CONTRIBUTING.md: subjects with an area, bodies, at most 400 changed lines. A tree without its history is not checked.
+//! Commits follow CONTRIBUTING.md: subjects with an area, bodies, at most 400 changed lines. A tree without its history
+//! is not checked.
 
 use std::path::Path;
 use std::process::Command;

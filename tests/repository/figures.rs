@@ -1,7 +1,8 @@
 //! The figures of the pages: tables, and a chart, that follow from `docs/performance/MACHINE.csv`.
 //!
-//! A page has `<!-- figures: MACHINE; TABLE; against COLUMN; columns A, B -->`, the table, and `<!-- end of figures -->`. `against` prints
-//! ratios to that column, `columns` chooses and orders columns. `FIGURES=write` writes tables and chart instead of comparing them.
+//! A page has `<!-- figures: MACHINE; TABLE; against COLUMN; columns A, B -->`, the table, and `<!-- end of figures
+//! -->`. `against` prints ratios to that column, `columns` chooses and orders columns. `FIGURES=write` writes tables
+//! and chart instead of comparing them.
 
 use std::fmt::Write;
 use std::fs;

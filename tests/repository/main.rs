@@ -1,4 +1,5 @@
-//! The repository's own checks: rules of the sources, the pages that follow from other files, the scripts of continuous integration.
+//! The repository's own checks: rules of the sources, the pages that follow from other files, the scripts of continuous
+//! integration.
 
 #[path = "../support/in_time.rs"]
 mod in_time;

@@ -1,4 +1,5 @@
-//! Tests how the runner of `.ci/test` counts, runs failed tests again, and ends programs that hang, with scripts in place of programs.
+//! Tests how the runner of `.ci/test` counts, runs failed tests again, and ends programs that hang, with scripts in
+//! place of programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Checks the workflows of continuous integration: a YAML parser reads them, they run scripts and targets that exist, and
-//! they give the action inputs that it has.
+//! Checks the workflows of continuous integration: a YAML parser reads them, they run scripts and targets that exist,
+//! and they give the action inputs that it has.
 
 use std::fs;
 use std::path::{Path, PathBuf};

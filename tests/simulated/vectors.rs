@@ -1,5 +1,5 @@
-//! Frames of a real peer: parsed fields agree with other decoders, all ICRCs match, and building each frame again gives the
-//! same bytes.
+//! Frames of a real peer: parsed fields agree with other decoders, all ICRCs match, and building each frame again gives
+//! the same bytes.
 
 use std::fs::File;
 

@@ -1,4 +1,5 @@
-//! Generates congestion: NICs with congestion control, links that mark, rates that change, and strangers that try to slow QPs.
+//! Generates congestion: NICs with congestion control, links that mark, rates that change, and strangers that try to
+//! slow QPs.
 
 use roxie::time::Nanos;
 use roxie::verbs::RateLimit;

@@ -1,5 +1,5 @@
-//! The rules of congestion control, checked on the frames of a host as a capture would show them: which packets trigger CNPs and how
-//! often, how fast data leaves, and which packets are not paced.
+//! The rules of congestion control, checked on the frames of a host as a capture would show them: which packets trigger
+//! CNPs and how often, how fast data leaves, and which packets are not paced.
 //!
 //! ```text
 //! CNPs            answer a marked packet of the peer, go to the peer, and keep the interval
@@ -222,8 +222,8 @@ impl Congested {
         let (name, bth) = (&line.ends.name, &packet.bth);
         let from_peer = packet.source_gid() == line.ends.peer && packet.dest_gid() == line.ends.own;
         if matches!(verdict, "dropped: QP is in Err" | "dropped: QP is in Reset") {
-            // An accepted packet may have ended the QP: the work request behind a completed one could not be sent. No notification follows, also
-            // if the QP was reset since.
+            // An accepted packet may have ended the QP: the work request behind a completed one could not be sent. No
+            // notification follows, also if the QP was reset since.
             line.due_since = None;
         }
         if is_notification(packet) {

@@ -1,6 +1,8 @@
-//! Coverage of the transport: which packets met a QP in which state and place in the sequence, and how timers moved. Printed as a table.
+//! Coverage of the transport: which packets met a QP in which state and place in the sequence, and how timers moved.
+//! Printed as a table.
 //!
-//! Impossible moves are listed with a reason and must not occur. All other entries must be reached, rare ones by a script.
+//! Impossible moves are listed with a reason and must not occur. All other entries must be reached, rare ones by a
+//! script.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -30,7 +32,8 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     each.chain([Reset, Init, Err].map(|state| (state, Unordered))).collect()
 }
 
-/// Groups opcodes that the transport does not distinguish: they differ in immediate data, invalidation or the kind of atomic.
+/// Groups opcodes that the transport does not distinguish: they differ in immediate data, invalidation or the kind of
+/// atomic.
 fn kind(opcode: Opcode) -> String {
     let Some(info) = opcode.info() else { return opcode.to_string() };
     let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
@@ -98,7 +101,8 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
     counts.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
 
-/// The only rare move, once in 100,000 seeds: a rate limit is lifted, and the QP modified, within a message whose packets have not asked.
+/// The only rare move, once in 100,000 seeds: a rate limit is lifted, and the QP modified, within a message whose
+/// packets have not asked.
 const LIMIT_LIFTED: TimerTransition =
     TimerTransition { from: Timer::Ack, by: TimerCause::Command, to: Timer::Quiet, renewed: false };
 

@@ -74,7 +74,8 @@ struct Posted {
 pub struct Standing {
     /// The send queue has failed.
     pub failed: bool,
-    /// Number of the oldest outstanding requests that are flushed although the send queue works again: its application resumed it first.
+    /// Number of the oldest outstanding requests that are flushed although the send queue works again: its application
+    /// resumed it first.
     pub flushing: usize,
     /// The QP entered the error state for a reason that no completion need report.
     pub fatal: bool,
@@ -389,7 +390,8 @@ impl Flow {
         }
     }
 
-    /// Checks that atomics were executed once, in order. The value is exact unless the fate of an earlier atomic is unknown.
+    /// Checks that atomics were executed once, in order. The value is exact unless the fate of an earlier atomic is
+    /// unknown.
     fn check_atomic(&self, i: usize, what: &str) {
         let mut bytes = [0; 8];
         self.landing.memory.read(self.layout.offsets[i], &mut bytes).expect("within the region");
@@ -414,7 +416,8 @@ impl Flow {
         self.outstanding.len()
     }
 
-    /// Checks that every message with a reported success has arrived. The receiver must have polled all its completions.
+    /// Checks that every message with a reported success has arrived. The receiver must have polled all its
+    /// completions.
     pub fn check_promises(&self) {
         if !self.service.is_reliable() {
             return;
@@ -466,7 +469,8 @@ impl Flow {
         self.layout.assert_guards(&self.target.memory, lengths(touched), &format!("{} target", self.way));
     }
 
-    /// Checks that the word of an atomic lies between the number of operations known to be executed and the number posted.
+    /// Checks that the word of an atomic lies between the number of operations known to be executed and the number
+    /// posted.
     fn check_word(&self, opcode: WrOpcode) {
         let counts = |i: &usize| {
             let op = &self.ops[*i];

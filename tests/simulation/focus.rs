@@ -44,8 +44,8 @@ impl Focus {
     ];
 }
 
-/// Limits the rates of all RC channels, and has their responses to READs lost and delayed: the pacer holds repeated READ requests back, and
-/// responses arrive in the meantime.
+/// Limits the rates of all RC channels, and has their responses to READs lost and delayed: the pacer holds repeated
+/// READ requests back, and responses arrive in the meantime.
 pub fn hold_reads(
     rng: &mut Rng,
     channels: &mut [Channel],

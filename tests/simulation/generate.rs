@@ -1,5 +1,5 @@
-//! Generates a script from a seed. Each seed enables a random subset of services, operations, troubles and actions (swarm testing), so
-//! that rare combinations occur, and a feature that masks a bug is sometimes off.
+//! Generates a script from a seed. Each seed enables a random subset of services, operations, troubles and actions
+//! (swarm testing), so that rare combinations occur, and a feature that masks a bug is sometimes off.
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;

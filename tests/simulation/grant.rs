@@ -1,7 +1,7 @@
 //! Keys that a receiver grants for the target region of a way, and revokes: memory windows and fast-registered regions.
 //!
-//! The work requests go through the receiver's send queue. After the completion, the sender learns the key, uses it in later requests,
-//! or invalidates it with a SEND.
+//! The work requests go through the receiver's send queue. After the completion, the sender learns the key, uses it in
+//! later requests, or invalidates it with a SEND.
 
 use roxie::nic::{Answer, Command, MemoryCommand};
 use roxie::shared::PageList;

@@ -1,6 +1,7 @@
 //! A stranger on the link: frames that no host has sent.
 //!
-//! The frames must have no effect. [`crate::law`] accepts no failure because of them, so the other oracles detect any damage.
+//! The frames must have no effect. [`crate::law`] accepts no failure because of them, so the other oracles detect any
+//! damage.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -23,8 +24,8 @@ use crate::weather::hash;
 const QPN: Qpn = Qpn::new(0x0bad);
 const MAC: [u8; 6] = [2, 0xbb, 0, 0, 0, 1];
 
-/// Builds the frame of an intrusion on an end. Returns `None` if the end does not exist or the frame does not fit the case. `variant`
-/// decides the open details.
+/// Builds the frame of an intrusion on an end. Returns `None` if the end does not exist or the frame does not fit the
+/// case. `variant` decides the open details.
 pub fn frame(
     link: &Link,
     stations: &Stations,

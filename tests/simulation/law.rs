@@ -154,7 +154,8 @@ impl Law {
             && !self.queues_overflow
     }
 
-    /// True if the first failure of a send queue may have this status. `peer_gone`: the other end has failed before, or does not exist.
+    /// True if the first failure of a send queue may have this status. `peer_gone`: the other end has failed before, or
+    /// does not exist.
     pub fn send_may_fail(&self, way: Way, status: WcStatus, peer_gone: bool) -> bool {
         match status {
             // A duplicate READ of a deregistered region is dropped, so the retries run out.

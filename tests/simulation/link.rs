@@ -372,7 +372,8 @@ impl Link {
         asleep.min().unwrap_or(Nanos::MAX)
     }
 
-    /// Notes that the application moved an end to RTS. What a failed send queue still has is flushed first (IBTA 10.3.1.6).
+    /// Notes that the application moved an end to RTS. What a failed send queue still has is flushed first (IBTA
+    /// 10.3.1.6).
     pub fn note_resumed(&mut self, at: usize) {
         let outstanding = self.way_from(at).map_or(0, |flow| self.flows[flow].outstanding());
         let end = &mut self.ends[at];
@@ -383,8 +384,9 @@ impl Link {
         end.drains[0] = end.drains[1];
     }
 
-    /// Checks that every message with a reported success has arrived. A completion queue that overflows loses completions of messages that
-    /// were executed, and so may be acknowledged: by an ACK, or by the NAK for the next request.
+    /// Checks that every message with a reported success has arrived. A completion queue that overflows loses
+    /// completions of messages that were executed, and so may be acknowledged: by an ACK, or by the NAK for the next
+    /// request.
     pub fn check_promises(&self) {
         let counts = |flow: &&Flow| !self.ends[usize::from(!flow.way.back)].overflowed;
         self.flows.iter().filter(counts).for_each(Flow::check_promises);

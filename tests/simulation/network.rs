@@ -10,7 +10,8 @@ use crate::stations::Stations;
 use crate::weather::{Forecast, Records};
 use crate::world::World;
 
-/// Delay of a frame from the switch to its host. The link to the switch has no delay, so a frame sees address changes at once.
+/// Delay of a frame from the switch to its host. The link to the switch has no delay, so a frame sees address changes
+/// at once.
 const DELAY: Nanos = Nanos(1_000);
 
 /// Builds the network of a script, without hosts.
@@ -33,8 +34,8 @@ pub fn of(script: &Script, records: &Records) -> Fabric {
 }
 
 impl World<'_> {
-    /// Runs the NICs with new work, then advances to the next NIC pass before `limit`. Returns false if there is none; the clock is then at
-    /// `limit`.
+    /// Runs the NICs with new work, then advances to the next NIC pass before `limit`. Returns false if there is none;
+    /// the clock is then at `limit`.
     pub fn pass(&mut self, limit: Nanos) -> bool {
         let now = self.net.now();
         for host in 0..self.script.hosts.count {

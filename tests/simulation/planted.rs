@@ -12,8 +12,9 @@ const TRIES: usize = 4;
 /// Maximum length of a shrunk script, in lines.
 const LINES: usize = 15;
 
-/// Bugs that scripts of packets find (`planted_bugs_break_these_scripts` in `tests/simulated/transport`): seeds rarely meet what they take, or their
-/// runs wait for minutes of virtual time, too long to shrink. The last is one of connection management, and is found in `tests/simulated/cm`.
+/// Bugs that scripts of packets find (`planted_bugs_break_these_scripts` in `tests/simulated/transport`): seeds rarely
+/// meet what they take, or their runs wait for minutes of virtual time, too long to shrink. The last is one of
+/// connection management, and is found in `tests/simulated/cm`.
 const BY_SCRIPT: [PlantedBug; 5] = [
     PlantedBug::EarlyPacketsAreSilent,
     PlantedBug::WideGapsAreIgnored,

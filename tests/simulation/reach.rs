@@ -7,10 +7,10 @@ use crate::world::Outcome;
 
 /// Minimum counts for a thousand seeds: half of the lowest of 20 runs, rounded down to two digits.
 ///
-/// Measured: 20 runs of 2,000 seeds each, with first seeds 1 + 37,000,003 n. Runs that must reach the minimum have at least twice as many
-/// seeds. The relative standard deviation between such runs is 10 % or less for most counts, 14 % for `rp_cnp_ignored` (461 to 733 in a
-/// thousand seeds), and 15 to 26 % for the rarest (`flushed under way`: 4.5 to 10). The minimum is more than 3 standard deviations of a
-/// run of 4,000 seeds below the mean.
+/// Measured: 20 runs of 2,000 seeds each, with first seeds 1 + 37,000,003 n. Runs that must reach the minimum have at
+/// least twice as many seeds. The relative standard deviation between such runs is 10 % or less for most counts, 14 %
+/// for `rp_cnp_ignored` (461 to 733 in a thousand seeds), and 15 to 26 % for the rarest (`flushed under way`: 4.5 to
+/// 10). The minimum is more than 3 standard deviations of a run of 4,000 seeds below the mean.
 pub const LEAST: &[(&str, u64)] = &[
     // Completed operations.
     ("rc Send", 1_600),

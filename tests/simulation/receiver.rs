@@ -71,8 +71,8 @@ impl Receiver {
         hosts: &mut Hosts,
         srqs: Vec<Shared>,
     ) -> Receiver {
-        // Receives of an RC connection fit their message to the byte. On other services, the message of a receive is unknown: there is one
-        // receive for each message and its copies.
+        // Receives of an RC connection fit their message to the byte. On other services, the message of a receive is
+        // unknown: there is one receive for each message and its copies.
         let capacity: Vec<u32> = match spec.service {
             _ if !srqs.is_empty() => Vec::new(),
             Service::Rc => ops.iter().map(Op::received).collect(),
@@ -240,8 +240,8 @@ impl Flow {
         i
     }
 
-    /// Returns the index of the received message of an unreliable service. The message must be complete, have been sent, and be in order
-    /// unless the link reorders.
+    /// Returns the index of the received message of an unreliable service. The message must be complete, have been
+    /// sent, and be in order unless the link reorders.
     fn find_message(
         &mut self,
         r: usize,

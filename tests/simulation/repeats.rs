@@ -1,5 +1,5 @@
-//! What a requester with selective repeat has sent again, as the witness sees it: an answer that overtakes another may only be ignored if
-//! what it shows to be missing is asked for.
+//! What a requester with selective repeat has sent again, as the witness sees it: an answer that overtakes another may
+//! only be ignored if what it shows to be missing is asked for.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,8 @@
 //! The script of a run: hosts, channels between them, weather, and timed actions.
 //!
-//! A script decides everything; a seed only generates one ([`crate::generate`]). Any part may be removed, because an action without an
-//! object does nothing. [`crate::shrink`] relies on that to shorten a failing script. [`crate::text`] is the text form.
+//! A script decides everything; a seed only generates one ([`crate::generate`]). Any part may be removed, because an
+//! action without an object does nothing. [`crate::shrink`] relies on that to shorten a failing script. [`crate::text`]
+//! is the text form.
 
 use roxie::congestion::Rate;
 use roxie::nic::CongestionConfig;
@@ -12,7 +13,8 @@ use roxie::wire::Opcode;
 /// A whole run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
-    /// Decides details that no line states: which bits flip, when an application defers its receives, the PSNs of later lives.
+    /// Decides details that no line states: which bits flip, when an application defers its receives, the PSNs of later
+    /// lives.
     pub seed: u64,
     pub hosts: Hosts,
     pub srqs: Vec<Srq>,

@@ -91,8 +91,8 @@ impl Seeds {
     }
 }
 
-/// `SEEDS` is the number of seeds, `FIRST` the first one or `clock`, `MINUTES` the maximum duration, `THREADS` the number of threads. With `SOAK=1`
-/// the run prints its progress and continues after a failure.
+/// `SEEDS` is the number of seeds, `FIRST` the first one or `clock`, `MINUTES` the maximum duration, `THREADS` the
+/// number of threads. With `SOAK=1` the run prints its progress and continues after a failure.
 #[test]
 fn every_seed_passes() {
     let (first, count) = (first_seed(), variable("SEEDS", SEEDS));

@@ -1,7 +1,7 @@
 //! Shrinks a failing script to the parts that the failure needs.
 //!
-//! First, the rates of the weather are replaced by the faults of single frames. Then lines are removed, many at a time and later fewer,
-//! and the rest is set to default values, as long as the script still fails.
+//! First, the rates of the weather are replaced by the faults of single frames. Then lines are removed, many at a time
+//! and later fewer, and the rest is set to default values, as long as the script still fails.
 
 use roxie::time::Nanos;
 use roxie::verbs::Mtu;
@@ -217,7 +217,8 @@ fn renumber(script: &mut Script, way: Way, gone: i32) {
     }
 }
 
-/// Returns the script without a shared receive queue. Later ones are renumbered. An XRC channel without one takes another of its kind.
+/// Returns the script without a shared receive queue. Later ones are renumbered. An XRC channel without one takes
+/// another of its kind.
 fn without_srq(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
     let removed = smaller.srqs.remove(number);

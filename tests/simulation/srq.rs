@@ -1,7 +1,7 @@
 //! Shared receive queues in a run, and their oracle.
 //!
-//! The oracle knows the posted receives. QPs consume them in posting order, and each completes at most once. A QP that ends keeps at most
-//! one receive. An armed limit raises one event, an unarmed one none.
+//! The oracle knows the posted receives. QPs consume them in posting order, and each completes at most once. A QP that
+//! ends keeps at most one receive. An armed limit raises one event, an unarmed one none.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};

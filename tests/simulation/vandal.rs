@@ -1,5 +1,6 @@
-//! Vandals: programs that corrupt their own queues, one on each of two hosts, beside the honest programs of a script. Words of rings,
-//! counters and doorbells take any value between any two steps. All oracles of the script must still hold.
+//! Vandals: programs that corrupt their own queues, one on each of two hosts, beside the honest programs of a script.
+//! Words of rings, counters and doorbells take any value between any two steps. All oracles of the script must still
+//! hold.
 
 use std::sync::atomic::Ordering::Relaxed;
 

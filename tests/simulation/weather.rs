@@ -145,7 +145,8 @@ impl FrameFaults for Forecast {
                 Trouble::Delay(time) => arrival.delay = arrival.delay + *time,
                 Trouble::Mark => arrival.marked = true,
                 Trouble::Harm => {
-                    // The bit depends on the frame, not on the rule: a rule for a single frame flips the same bit as a rate.
+                    // The bit depends on the frame, not on the rule: a rule for a single frame flips the same bit as a
+                    // rate.
                     arrival.flipped_bit = Some((hash(&[number]) % (frame.len() as u64 * 8)) as usize);
                 }
             }

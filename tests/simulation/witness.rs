@@ -1,8 +1,9 @@
-//! Rules that every frame of a host must keep, in any script. A layer on each host's port sees received frames with the NIC's comment,
-//! and sent frames, in their order.
+//! Rules that every frame of a host must keep, in any script. A layer on each host's port sees received frames with the
+//! NIC's comment, and sent frames, in their order.
 //!
-//! The other oracles check bytes and completions. Recovery can hide a fault from them: a peer with a wrong response asks again. The
-//! witness checks each frame before that. Its rules are those of the specification, and it knows of the NIC only what a capture shows.
+//! The other oracles check bytes and completions. Recovery can hide a fault from them: a peer with a wrong response
+//! asks again. The witness checks each frame before that. Its rules are those of the specification, and it knows of the
+//! NIC only what a capture shows.
 //!
 //! ```text
 //! requests   are retransmitted bit by bit, except for AckReq
@@ -165,8 +166,8 @@ impl Line {
                 }
             }
             "duplicate: answered again, not executed again" => {
-                // A question has the PSN of any request. Its ACK is that of the request before, whatever that was, or if the responder has
-                // forgotten, that of the question.
+                // A question has the PSN of any request. Its ACK is that of the request before, whatever that was, or
+                // if the responder has forgotten, that of the question.
                 let is_question = !has_own_answer(packet) && self.request_at(psn).is_some();
                 let before = self.request_at(psn).map_or(psn, |(_, packet)| psn - (packet + 1));
                 let from = if is_question { before } else { psn };
@@ -238,7 +239,8 @@ impl Line {
         }
     }
 
-    /// True for a SEND without payload that asks for an acknowledgement, and has the last PSN that a response acknowledged.
+    /// True for a SEND without payload that asks for an acknowledgement, and has the last PSN that a response
+    /// acknowledged.
     fn is_probe(&self, packet: &Packet) -> bool {
         let is_empty = packet.bth.opcode == Opcode::RC_SEND_ONLY && packet.payload.is_empty();
         is_empty && packet.bth.ack_req && self.acknowledged == Some(packet.bth.psn.next())
@@ -417,8 +419,8 @@ pub struct Witness {
     host: usize,
     witnesses: Witnesses,
     now: Nanos,
-    /// QPs that have sent in this pass, with their number of frames. Acknowledgements do not count: with a notification, they may be sent
-    /// before the QP's turn.
+    /// QPs that have sent in this pass, with their number of frames. Acknowledgements do not count: with a
+    /// notification, they may be sent before the QP's turn.
     turns: Vec<([u8; 6], Qpn, u32)>,
     /// Frames that ask whether the peer has the connection.
     questions: HashSet<String>,

@@ -185,7 +185,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Has a QP ask its peer whether it has the connection, as a connection manager does, in one of 16 seeds. Not in a script that counts packets.
+    /// Has a QP ask its peer whether it has the connection, as a connection manager does, in one of 16 seeds. Not in a
+    /// script that counts packets.
     fn question(&mut self) {
         if self.script.seed % QUESTIONED != 12 {
             return;
@@ -268,8 +269,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Checks that no frame goes to an unused MAC address once all hosts have learned the new ones. Ends that connect late still use their
-    /// original path.
+    /// Checks that no frame goes to an unused MAC address once all hosts have learned the new ones. Ends that connect
+    /// late still use their original path.
     fn check_stations(&mut self) {
         let switch = self.net.switch(0);
         let lost = |host: usize| switch.ingress(host).drops.by(DropReason::NoRoute);

@@ -1,4 +1,5 @@
-//! Programs that tests start. A program that has not ended after [`LIMIT`] is killed, and its test fails with what the program wrote.
+//! Programs that tests start. A program that has not ended after [`LIMIT`] is killed, and its test fails with what the
+//! program wrote.
 //!
 //! Targets include this file by its path, and each uses a part of it.
 #![allow(dead_code, reason = "each target uses a part")]
@@ -15,8 +16,8 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 /// How long a build of the project may run: one with optimizations takes several minutes on two processors.
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Copies a program that is to be started. Another process does it: a program that another thread starts at the same time would inherit a
-/// descriptor that writes the copy, and a file that is written cannot be started (`ETXTBSY`).
+/// Copies a program that is to be started. Another process does it: a program that another thread starts at the same
+/// time would inherit a descriptor that writes the copy, and a file that is written cannot be started (`ETXTBSY`).
 #[track_caller]
 pub(crate) fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
     let (from, to) = (from.as_ref(), to.as_ref());

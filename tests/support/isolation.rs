@@ -1,5 +1,5 @@
-//! The script of isolated VLANs for a port: frames with all kinds of tags, of which the port takes those of its addresses' VLANs and counts
-//! the others.
+//! The script of isolated VLANs for a port: frames with all kinds of tags, of which the port takes those of its
+//! addresses' VLANs and counts the others.
 
 use std::net::IpAddr;
 

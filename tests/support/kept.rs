@@ -11,8 +11,8 @@ pub(crate) type Format = (u32, BTreeSet<String>);
 /// The variable that makes a test write the file instead of failing, if the versions allow it.
 const WRITE: &str = "WRITE_FORMATS";
 
-/// Compares formats, by name, with those of a file. `advice` says where the versions are. In the same version no part may go or change, and
-/// none may be added unless readers ignore parts that they do not know (`may_grow`).
+/// Compares formats, by name, with those of a file. `advice` says where the versions are. In the same version no part
+/// may go or change, and none may be added unless readers ignore parts that they do not know (`may_grow`).
 #[track_caller]
 pub(crate) fn compare(file: &Path, now: &BTreeMap<String, Format>, may_grow: bool, advice: &str) {
     let recorded = read(&fs::read_to_string(file).unwrap_or_default());

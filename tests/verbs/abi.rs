@@ -1,9 +1,9 @@
 //! The library's ABI: symbols, versions, and layouts.
 //!
-//! `exports.txt` lists what `libibverbs.so.1` of rdma-core 65 exports: `readelf -Ws --dyn-syms`, names with versions; `@@`
-//! marks the version that new programs get. Names with `@PRIVATE` are between library and providers, with a version name that
-//! changes with them; here, every version has them. Layouts are asserted at compile time: bindgen states size and offsets of
-//! each structure of the installed headers, and the C compiler agrees below.
+//! `exports.txt` lists what `libibverbs.so.1` of rdma-core 65 exports: `readelf -Ws --dyn-syms`, names with versions;
+//! `@@` marks the version that new programs get. Names with `@PRIVATE` are between library and providers, with a
+//! version name that changes with them; here, every version has them. Layouts are asserted at compile time: bindgen
+//! states size and offsets of each structure of the installed headers, and the C compiler agrees below.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! Traffic classes and rates of stock programs on the wire: DSCP, ECN bits, priority, UDP source port, and intervals between
-//! packets.
+//! Traffic classes and rates of stock programs on the wire: DSCP, ECN bits, priority, UDP source port, and intervals
+//! between packets.
 //!
-//! Over AF_XDP, the receiver's capture shows the wire: frames as its ring had them. Over sockets, a tap on the link does.
+//! Over AF_XDP, the receiver's capture shows the wire: frames as its ring had them. Over sockets, a tap on the link
+//! does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -44,8 +45,8 @@ struct Seen {
     at_ns: u64,
 }
 
-/// True for RC packets with data, by the first byte of the BTH (IBTA table 38): SEND, WRITE, and READ responses, but not
-/// acknowledgements.
+/// True for RC packets with data, by the first byte of the BTH (IBTA table 38): SEND, WRITE, and READ responses, but
+/// not acknowledgements.
 fn carries_data(opcode: u8) -> bool {
     matches!(opcode, 0x00..=0x0b | 0x0d..=0x10)
 }
@@ -273,8 +274,8 @@ fn launchers_rate_is_not_exceeded() {
             let data: Vec<_> = packets.iter().filter(|seen| carries_data(seen.opcode)).collect();
             let bits = |from: usize| 8 * data[from + 1..].iter().map(|seen| seen.bytes as u64).sum::<u64>();
             assert!(bits(0) >= 40 * 16384 * 7, "{} bits", bits(0));
-            // On a busy machine, the receiver may see the first frames late. A rate that is really exceeded shows from any
-            // frame on.
+            // On a busy machine, the receiver may see the first frames late. A rate that is really exceeded shows from
+            // any frame on.
             let last = data.last().expect("data").at_ns;
             let rate = |from: usize| bits(from) as f64 * 1e3 / (last - data[from].at_ns) as f64;
             let mbps = (0..4).map(|eighth| rate(data.len() * eighth / 8)).fold(f64::MAX, f64::min);
@@ -304,8 +305,8 @@ fn perftests_rate_limiters_work() {
         let software = "--rate_limit=0.02 --rate_limit_type=SW --burst_size=4";
         let played = watched.play(port, "", &format!("ib_write_bw -x 1 -F -n 40 -s 16384 {software}")).well();
         println!("{port} software: {}", rate_of(&played.client.output));
-        // perftest sets the QP's rate and reads it back, but trusts it on InfiniBand only (`ctx_connect`). On any RoCE device
-        // it also limits by itself.
+        // perftest sets the QP's rate and reads it back, but trusts it on InfiniBand only (`ctx_connect`). On any RoCE
+        // device it also limits by itself.
         let played = watched.play(port, "", "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5").well();
         assert!(played.client.output.contains("providing SW rate limit"), "{:?}", played.client);
         let command = "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5 --rate_limit_type=HW";

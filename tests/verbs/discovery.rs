@@ -20,8 +20,9 @@ struct Claim {
 
 /// Returns the paths in the first column of the page's first table, for a device of this name on `left`.
 ///
-/// The third column of a row begins with `There` or `Not there`; with another word, as in rows about netlink, the row has no claim. A
-/// path without a slash in front is below the device's folder. A path with a placeholder other than NAME and IFACE is left out.
+/// The third column of a row begins with `There` or `Not there`; with another word, as in rows about netlink, the row
+/// has no claim. A path without a slash in front is below the device's folder. A path with a placeholder other than
+/// NAME and IFACE is left out.
 ///
 /// # Panics
 ///

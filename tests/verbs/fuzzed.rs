@@ -1,4 +1,5 @@
-//! `roxie conform --fuzz` against Roxie: nothing is found without a bug, planted bugs are found and shrunk; and `--ssh`.
+//! `roxie conform --fuzz` against Roxie: nothing is found without a bug, planted bugs are found and shrunk; and
+//! `--ssh`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -173,8 +174,8 @@ fn ssh_starts_and_ends_the_agent() {
     assert_eq!(again.status.code(), Some(0), "{}", again.output);
 }
 
-/// Checks that a target that is started anew shows which packets ended it. `bug`: one at which an assertion ends it, by packets of
-/// `service`.
+/// Checks that a target that is started anew shows which packets ended it. `bug`: one at which an assertion ends it, by
+/// packets of `service`.
 #[cfg(feature = "planted-bugs")]
 fn end_is_shrunk(name: &str, bug: &str, service: &str) {
     if skip(name, &["cc", "ip"]) || !cfg!(debug_assertions) {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::{Site, compiled, ports, skip};
 
-/// Repetitions of each operation and size. gloo's device thread polls the non-blocking descriptor of its completion channel,
-/// and aborts the process if `ibv_get_cq_event` then has no event.
+/// Repetitions of each operation and size. gloo's device thread polls the non-blocking descriptor of its completion
+/// channel, and aborts the process if `ibv_get_cq_event` then has no event.
 const ROUNDS: u32 = 50;
 
 #[test]

@@ -17,7 +17,8 @@ pub(crate) struct HugePages {
 
 impl HugePages {
     /// # Errors
-    /// In words, if the system has no such pages, does not let this process reserve them, or has too little contiguous memory.
+    /// In words, if the system has no such pages, does not let this process reserve them, or has too little contiguous
+    /// memory.
     pub(crate) fn reserve(wanted: u64) -> Result<HugePages, String> {
         let file = File::open(NUMBER).map_err(|e| format!("{NUMBER}: {e}"))?;
         let turn = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| format!("{NUMBER}: {e}"))?;

@@ -1,7 +1,8 @@
-//! Programs that are killed at random moments, with requests of both ends outstanding: the other end is notified, and nothing
-//! is left behind.
+//! Programs that are killed at random moments, with requests of both ends outstanding: the other end is notified, and
+//! nothing is left behind.
 //!
-//! `KILLS=200 cargo test -p roxie-cli --release --test verbs killed -- --nocapture` kills 200 programs; `make test` fewer.
+//! `KILLS=200 cargo test -p roxie-cli --release --test verbs killed -- --nocapture` kills 200 programs; `make test`
+//! fewer.
 
 use std::time::{Duration, Instant};
 

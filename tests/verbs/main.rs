@@ -1,7 +1,8 @@
-//! Unmodified programs of the verbs API on Roxie, in two network namespaces joined by a veth pair, over the XDP and UDP ports.
+//! Unmodified programs of the verbs API on Roxie, in two network namespaces joined by a veth pair, over the XDP and UDP
+//! ports.
 //!
-//! The library is built and linked beside the `roxie` under test, so that `roxie run` finds it as users' does. Network tests
-//! need root and the programs that they name; without, they are skipped with a message.
+//! The library is built and linked beside the `roxie` under test, so that `roxie run` finds it as users' does. Network
+//! tests need root and the programs that they name; without, they are skipped with a message.
 
 mod abi;
 mod accounts;

@@ -1,8 +1,8 @@
 //! Many processes, each connected to every other, while other processes are killed at random moments.
 //!
-//! `MESH=32 KILLS=100 cargo test -p roxie-cli --release --test verbs processes_talk` runs 32 of them, over sockets and through NICs, and
-//! kills 200 processes beside them. `SEED=n` changes the order of kills. `MESH=8 NICS=20 cargo test -p roxie-cli --release --test verbs
-//! nic::killed_nic_is` kills 20 NICs.
+//! `MESH=32 KILLS=100 cargo test -p roxie-cli --release --test verbs processes_talk` runs 32 of them, over sockets and
+//! through NICs, and kills 200 processes beside them. `SEED=n` changes the order of kills. `MESH=8 NICS=20 cargo test
+//! -p roxie-cli --release --test verbs nic::killed_nic_is` kills 20 NICs.
 
 use std::time::Duration;
 
@@ -99,8 +99,8 @@ pub(crate) fn kill_programs(running: &Running) {
     }
 }
 
-/// Starts two programs that talk for ever, one at each end, and kills them: before they have connected, while they do, or
-/// later.
+/// Starts two programs that talk for ever, one at each end, and kills them: before they have connected, while they do,
+/// or later.
 fn kill_two(site: &Site, device: &str, tcp: u16, chance: &mut Chance) {
     let program = format!("ibv_rc_pingpong -g 1 -n {ENDLESS} -p {tcp}");
     let mut server = site.local(device, &program);

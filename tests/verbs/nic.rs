@@ -1,4 +1,5 @@
-//! A NIC process (`roxie nic`) over AF_XDP, and unmodified programs as its clients. [`mesh`](super::mesh) says how to run many.
+//! A NIC process (`roxie nic`) over AF_XDP, and unmodified programs as its clients. [`mesh`](super::mesh) says how to
+//! run many.
 
 use std::fs;
 use std::path::Path;
@@ -274,7 +275,8 @@ fn nic_accesses_memory_of_stopped_process() {
     let mut server = site.local("nic", program);
     server.wait_until_it_listens(18515);
     let mut client = site.remote("nic", &format!("{program} {NEAR}"));
-    // The writes continue for three seconds: an engine in the stopped server's process would be missed after half a second.
+    // The writes continue for three seconds: an engine in the stopped server's process would be missed after half a
+    // second.
     client.wait_until("writing", |_| sent_bytes(&site.remote) > 0);
     let stopped = program_of(&server);
     signal(stopped, Signal::SIGSTOP);

@@ -121,7 +121,8 @@ impl Monitor {
     }
 }
 
-/// A diskless machine with a pattern in its memory moves to another host. Memory is registered by chunks, or all at once.
+/// A diskless machine with a pattern in its memory moves to another host. Memory is registered by chunks, or all at
+/// once.
 #[test]
 fn qemu_migrates_memory_unchanged() {
     if skip("qemu_migrates_memory_unchanged", &["qemu-system-x86_64"]) {
@@ -170,7 +171,8 @@ fn qemu_migrates_memory_unchanged() {
     }
 }
 
-/// Python wheels carry copies of libraries with names of their own, and link to those names. The copy here has no device.
+/// Python wheels carry copies of libraries with names of their own, and link to those names. The copy here has no
+/// device.
 #[test]
 fn renamed_library_yields_to_the_preloaded_one() {
     let name = "renamed_library_yields_to_the_preloaded_one";

@@ -1,5 +1,5 @@
-//! perftest: bandwidth and latency of each operation, polling and with events. perftest posts by `ibv_post_send`, and by `ibv_wr_*`
-//! only on adapters with known IDs (`perftest_resources.c`). `pingpong` and `pyverbs` cover that.
+//! perftest: bandwidth and latency of each operation, polling and with events. perftest posts by `ibv_post_send`, and
+//! by `ibv_wr_*` only on adapters with known IDs (`perftest_resources.c`). `pingpong` and `pyverbs` cover that.
 
 use super::{Site, ports, skip};
 

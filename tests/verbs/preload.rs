@@ -8,8 +8,8 @@ use super::{NEAR, Running, Site, compiled, folder, ports, skip};
 /// Distributions' rsockets preload for TCP programs.
 const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// Ways in which a program gets its own preload. `ROXIE` stands for the command with its options, `PRELOAD` for the library,
-/// `PROGRAM` for the program.
+/// Ways in which a program gets its own preload. `ROXIE` stands for the command with its options, `PRELOAD` for the
+/// library, `PROGRAM` for the program.
 const WAYS: [&str; 5] = [
     "LD_PRELOAD=PRELOAD exec ROXIE run OPTIONS -- PROGRAM",
     "exec ROXIE run OPTIONS -- env LD_PRELOAD=PRELOAD PROGRAM",
@@ -88,8 +88,8 @@ fn child_with_own_preload_keeps_the_device() {
     }
 }
 
-/// A librdmacm that accesses the device file directly, without this library's interposed calls, is refused, and does not take
-/// silence for answers.
+/// A librdmacm that accesses the device file directly, without this library's interposed calls, is refused, and does
+/// not take silence for answers.
 #[test]
 fn rdma_cm_file_serves_only_the_library() {
     let name = "rdma_cm_file_serves_only_the_library";

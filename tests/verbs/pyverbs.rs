@@ -1,9 +1,9 @@
 //! rdma-core's own Python tests, against a table of expected outcomes (`pyverbs.txt`), which may only improve.
 //!
-//! The tests are those of Debian 12's `python3-pyverbs` release, and not part of this repository: `.ci/rdma-core-tests` puts
-//! them into `target/cache/rdma-core-44.0`, from Debian's source archive after a checksum, or from the folder that
-//! `RDMA_CORE_TESTS` names. Most tests have both ends in one process on one device: the port loops frames back.
-//! ends in it: frames are turned round in the port.
+//! The tests are those of Debian 12's `python3-pyverbs` release, and not part of this repository: `.ci/rdma-core-tests`
+//! puts them into `target/cache/rdma-core-44.0`, from Debian's source archive after a checksum, or from the folder that
+//! `RDMA_CORE_TESTS` names. Most tests have both ends in one process on one device: the port loops frames back. ends in
+//! it: frames are turned round in the port.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,8 @@ const HUGE: [&str; 3] = [
     "tests.test_odp.OdpTestCase.test_odp_rc_huge_user_addr_traffic",
     "tests.test_parent_domain.ParentDomainTrafficTest.test_huge_page_traffic",
 ];
-/// Pages of 2 MiB that they use: one for each end, and as many for the ends of the previous test that Python has not freed yet.
+/// Pages of 2 MiB that they use: one for each end, and as many for the ends of the previous test that Python has not
+/// freed yet.
 const HUGE_PAGES: u64 = 4;
 
 /// Ranks an outcome: pass, then skip, then failure.

@@ -1,5 +1,5 @@
-//! Programs of rdma_cm, under the distribution's own `librdmacm`: rping, ucmatose, udaddy, mckey, rdma_client and rdma_xclient,
-//! rsockets, cmtime, perftest with `-R`, qperf, fio. Programs that can verify received data do.
+//! Programs of rdma_cm, under the distribution's own `librdmacm`: rping, ucmatose, udaddy, mckey, rdma_client and
+//! rdma_xclient, rsockets, cmtime, perftest with `-R`, qperf, fio. Programs that can verify received data do.
 
 use std::fs;
 use std::path::Path;
@@ -110,8 +110,8 @@ fn persistent_rping_server_serves_successive_clients() {
     }
 }
 
-/// A program that exits without a launcher disconnects by itself. Otherwise the server would notice only by its timeouts, after
-/// 77 s or more.
+/// A program that exits without a launcher disconnects by itself. Otherwise the server would notice only by its
+/// timeouts, after 77 s or more.
 #[test]
 fn exiting_program_disconnects_without_launcher() {
     let name = "exiting_program_disconnects_without_launcher";
@@ -140,8 +140,8 @@ fn exiting_program_disconnects_without_launcher() {
     }
 }
 
-/// For a killed program, the launcher disconnects, as the kernel would: otherwise a peer that sends nothing would wait for
-/// ever.
+/// For a killed program, the launcher disconnects, as the kernel would: otherwise a peer that sends nothing would wait
+/// for ever.
 #[test]
 fn launcher_disconnects_a_killed_program() {
     let name = "launcher_disconnects_a_killed_program";
@@ -168,7 +168,8 @@ fn launcher_disconnects_a_killed_program() {
     }
 }
 
-/// A kernel disconnects as soon as a program's files are closed, however that comes about, and whatever the launcher still waits for.
+/// A kernel disconnects as soon as a program's files are closed, however that comes about, and whatever the launcher
+/// still waits for.
 #[test]
 fn peer_is_told_however_a_program_ends() {
     let name = "peer_is_told_however_a_program_ends";
@@ -183,7 +184,8 @@ fn peer_is_told_however_a_program_ends() {
     // Those that leave a process behind leave it for longer than the server lives.
     let ways = [
         (format!("{program} exec"), true),
-        // A debug build may end the program: Rust's standard library notices descriptors that were closed behind its back.
+        // A debug build may end the program: Rust's standard library notices descriptors that were closed behind its
+        // back.
         (format!("{program} close"), false),
         (shell.clone(), true),
         (format!("unshare --pid --fork --mount-proc --kill-child {shell}"), true),
@@ -211,8 +213,8 @@ fn peer_is_told_however_a_program_ends() {
     play(&site, "nic");
 }
 
-/// The NIC ends with its process, and must first send the acknowledgement of what it has completed, however the process ends.
-/// fio's receiver ends by `_exit`.
+/// The NIC ends with its process, and must first send the acknowledgement of what it has completed, however the process
+/// ends. fio's receiver ends by `_exit`.
 #[test]
 fn exiting_receiver_acknowledges_its_message() {
     let name = "exiting_receiver_acknowledges_its_message";
@@ -278,7 +280,8 @@ fn endpoint_examples_connect_over_rc_and_xrc() {
 #[test]
 fn rsockets_carry_streams_that_are_verified() {
     let stream = "-S 2000 -C 100 -T v";
-    // Not `-T a`: a polling client then takes the end of a stream for an error if it arrives together with the last data.
+    // Not `-T a`: a polling client then takes the end of a stream for an error if it arrives together with the last
+    // data.
     let pairs = ["", "-T n"]
         .map(|more| (format!("rstream {stream} {more}"), format!("rstream {stream} {more} -s 192.0.2.1")));
     let mut pairs: Vec<_> = pairs.iter().map(|(server, client)| (&**server, &**client)).collect();
@@ -400,8 +403,8 @@ fn route_off_the_device_is_explained() {
     assert!(!refused.status.success(), "there is no server: {refused:?}");
 }
 
-/// An ICMP error of the host ends the wait. AF_XDP frames over IPv6 have no UDP checksum, which RoCE does not need: Linux sends
-/// no ICMP error for those.
+/// An ICMP error of the host ends the wait. AF_XDP frames over IPv6 have no UDP checksum, which RoCE does not need:
+/// Linux sends no ICMP error for those.
 #[test]
 fn host_without_roce_is_unreachable_at_once() {
     let name = "host_without_roce_is_unreachable_at_once";
@@ -453,8 +456,8 @@ time.sleep(100)
     }
 }
 
-/// A silent, unknown host is given up after 15 s, and the log says why: three requests, and four early repetitions of the
-/// first.
+/// A silent, unknown host is given up after 15 s, and the log says why: three requests, and four early repetitions of
+/// the first.
 #[test]
 fn silent_host_is_given_up_after_15_s() {
     let name = "silent_host_is_given_up_after_15_s";
@@ -469,8 +472,8 @@ fn silent_host_is_given_up_after_15_s() {
     assert!(!ended.status.success() && ended.output.contains(&expected), "{ended:?}");
 }
 
-/// As qperf's server. A request that arrives while the port is being opened would be lost, and rdma_rxe repeats it only after 6
-/// s.
+/// As qperf's server. A request that arrives while the port is being opened would be lost, and rdma_rxe repeats it only
+/// after 6 s.
 #[test]
 fn bound_identifier_claims_the_interface() {
     let name = "bound_identifier_claims_the_interface";

@@ -11,8 +11,8 @@ use crate::site::in_time::CommandInTime;
 /// TCP port by which the pingpongs exchange addresses.
 const PORT: u16 = 18515;
 
-/// Makes two hosts, `left` 192.0.2.1 and `right` 198.51.100.1, and a router between them, .254 in both networks. `add_route` adds a host's
-/// route to the other network.
+/// Makes two hosts, `left` 192.0.2.1 and `right` 198.51.100.1, and a router between them, .254 in both networks.
+/// `add_route` adds a host's route to the other network.
 fn network(tag: &str, add_route: impl Fn(&mut Links, &str)) -> [NetNs; 3] {
     let [local, router, remote] = ["a", "r", "b"].map(|end| NetNs::create(&format!("{tag}-{end}")).unwrap());
     let mut between = Links::open_in(&router).unwrap();

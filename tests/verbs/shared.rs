@@ -1,7 +1,8 @@
-//! Several processes share one device over UDP or packet sockets, without knowing, and without depending on any of them.
+//! Several processes share one device over UDP or packet sockets, without knowing, and without depending on any of
+//! them.
 //!
-//! `KILLS=100 cargo test -p roxie-cli --release --test verbs shared::killed_process` kills 200 of them beside two that talk.
-//! [`mesh`](super::mesh) has many that talk.
+//! `KILLS=100 cargo test -p roxie-cli --release --test verbs shared::killed_process` kills 200 of them beside two that
+//! talk. [`mesh`](super::mesh) has many that talk.
 
 use std::fs;
 use std::path::Path;
@@ -213,8 +214,8 @@ fn surviving_child_does_not_block_others() {
     }
 }
 
-/// Eight ranks, four on each of two hosts, under an MPI. `mpirun` gets the agent that replaces `ssh`, the prefix of each rank's
-/// command, and the program.
+/// Eight ranks, four on each of two hosts, under an MPI. `mpirun` gets the agent that replaces `ssh`, the prefix of
+/// each rank's command, and the program.
 fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> String) {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("mpi_many");

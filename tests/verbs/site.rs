@@ -40,8 +40,8 @@ pub(crate) const FI_PORT: u16 = 47592;
 /// TCP port of `qperf`.
 pub(crate) const QPERF_PORT: u16 = 19765;
 
-/// Returns the folder of `roxie`, of `roxie-conform` and of the library. Builds them if they are missing or older than their sources.
-/// `ROXIE_FOLDER` names a finished folder instead, as `.ci/sanitize` does.
+/// Returns the folder of `roxie`, of `roxie-conform` and of the library. Builds them if they are missing or older than
+/// their sources. `ROXIE_FOLDER` names a finished folder instead, as `.ci/sanitize` does.
 pub(crate) fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -51,8 +51,8 @@ pub(crate) fn folder() -> &'static Path {
         let folder = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().unwrap().to_owned();
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut build = Command::new(env!("CARGO"));
-        // Build with the features of these tests' own build: without `--test` they would differ, and everything would compile
-        // again.
+        // Build with the features of these tests' own build: without `--test` they would differ, and everything would
+        // compile again.
         let what =
             "build --quiet -p uverbs-shim -p roxie -p roxie-cli -p roxie-conform --lib --bins --test verbs";
         build.args(what.split(' '));
@@ -89,8 +89,8 @@ pub(crate) fn runs_all() -> bool {
     std::env::var_os("ALL").is_some()
 }
 
-/// Returns the ports over which a test runs its programs: the one that `roxie run` chooses, or all of them for `make test-all`. Prints
-/// which are left out.
+/// Returns the ports over which a test runs its programs: the one that `roxie run` chooses, or all of them for `make
+/// test-all`. Prints which are left out.
 pub(crate) fn ports() -> Vec<&'static str> {
     if !runs_all() {
         let this = std::thread::current();
@@ -104,7 +104,8 @@ pub(crate) fn installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// Copies `roxie` and the library to a folder that all may read: another user may not be able to access the build folder.
+/// Copies `roxie` and the library to a folder that all may read: another user may not be able to access the build
+/// folder.
 pub(crate) fn copied() -> TempDir {
     let place = tempfile::tempdir().expect("a folder");
     for name in ["roxie", "libibverbs.so.1"] {
@@ -128,15 +129,15 @@ pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
     (place, program)
 }
 
-/// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. Each test has
-/// its own.
+/// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. Each test
+/// has its own.
 pub(crate) struct Site {
     pub(crate) local: NetNs,
     pub(crate) remote: NetNs,
 }
 
-/// Waits until an interface of the calling thread's namespace has `IFF_RUNNING`. The kernel sets it up to a second after the
-/// carrier, and UCX uses no interface without it.
+/// Waits until an interface of the calling thread's namespace has `IFF_RUNNING`. The kernel sets it up to a second
+/// after the carrier, and UCX uses no interface without it.
 fn wait_until_running(name: &str) {
     let until = Instant::now() + LIMIT;
     let is_running = |interface: InterfaceAddress| {
@@ -203,8 +204,8 @@ impl Site {
     }
 }
 
-/// Returns the payload bytes that a host's device has sent; of several devices, the largest number. Clients of `roxie nic`
-/// report the NIC's.
+/// Returns the payload bytes that a host's device has sent; of several devices, the largest number. Clients of `roxie
+/// nic` report the NIC's.
 pub(crate) fn sent_bytes(host: &NetNs) -> u64 {
     let snapshots = host.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
     snapshots.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)

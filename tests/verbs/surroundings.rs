@@ -5,9 +5,9 @@ use std::process::Command;
 
 use super::{Finished, Running, Site, folder, skip};
 
-/// A chroot with a root directory that is no mount point, in a mount namespace that shares its mounts with a second one, as hosts do.
-/// Mounts by `roxie` must not reach the second one. The folder itself belongs to the test, outside of both, where nothing is
-/// mounted in it.
+/// A chroot with a root directory that is no mount point, in a mount namespace that shares its mounts with a second
+/// one, as hosts do. Mounts by `roxie` must not reach the second one. The folder itself belongs to the test, outside of
+/// both, where nothing is mounted in it.
 const CHROOT: &str = r#"
 set -e
 root=$ROOT

@@ -35,15 +35,17 @@ fn libfabric_and_ucx_find_the_device() {
 }
 
 /// Providers: connections of rdma_cm (`msg`; the server binds to 127.0.0.1 when it only enumerates); the endpoints that
-/// libfabric makes reliable on top of datagrams (`rdm`, its utility provider rxd); and the datagrams themselves. Connections
-/// under `rdm` (`verbs;ofi_rxm`) are tested with Open MPI below: `fi_pingpong` closes them as soon as it has what it waits for,
-/// and rxm drops unread data when it learns of the close first. The other end then fails or waits for ever in one run of ten.
+/// libfabric makes reliable on top of datagrams (`rdm`, its utility provider rxd); and the datagrams themselves.
+/// Connections under `rdm` (`verbs;ofi_rxm`) are tested with Open MPI below: `fi_pingpong` closes them as soon as it
+/// has what it waits for, and rxm drops unread data when it learns of the close first. The other end then fails or
+/// waits for ever in one run of ten.
 ///
-/// Few messages, because rxd is slow on a busy machine, whatever is below it. rxd retransmits what was not acknowledged within 1
-/// ms (`rxd_get_timeout`), then after 2, 4 … 4000 ms, and acknowledges each repetition. The two ends poll without a pause, so each
-/// waits longer than that for the processor, over and over. Captures of both ends showed no lost frame, 2.5 copies of each data
-/// packet, and some hundreds of 40,000 packets refused for lack of a receive: the 384 receives are used up when three windows
-/// of 128 have been repeated to a program that does not run. A longer receive queue (`FI_VERBS_RX_SIZE`) made no difference.
+/// Few messages, because rxd is slow on a busy machine, whatever is below it. rxd retransmits what was not acknowledged
+/// within 1 ms (`rxd_get_timeout`), then after 2, 4 … 4000 ms, and acknowledges each repetition. The two ends poll
+/// without a pause, so each waits longer than that for the processor, over and over. Captures of both ends showed no
+/// lost frame, 2.5 copies of each data packet, and some hundreds of 40,000 packets refused for lack of a receive: the
+/// 384 receives are used up when three windows of 128 have been repeated to a program that does not run. A longer
+/// receive queue (`FI_VERBS_RX_SIZE`) made no difference.
 #[test]
 fn libfabric_runs_over_connections_and_datagrams() {
     if skip("libfabric_runs_over_connections_and_datagrams", &["fi_pingpong"]) {

@@ -61,7 +61,8 @@ fn idle_waiter_takes_no_processor_time() {
 /// Size of a huge page, as `khugepaged` makes them.
 const HUGE: u64 = 2 << 20;
 
-/// Returns private memory of a process that `khugepaged` may collapse into huge pages if these are enabled for all, by `smaps`.
+/// Returns private memory of a process that `khugepaged` may collapse into huge pages if these are enabled for all, by
+/// `smaps`.
 fn may_be_gathered(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let mut mappings: Vec<(String, bool)> = Vec::new();

@@ -68,7 +68,8 @@ pub(crate) unsafe fn address_vector(
     }
     let options = AhOptions {
         traffic_class: grh.traffic_class,
-        // The kernel, too, replaces the program's value (0 or 1) by the route's (`ib_resolve_unicast_gid_dmac`). Here, 0 means the route's.
+        // The kernel, too, replaces the program's value (0 or 1) by the route's (`ib_resolve_unicast_gid_dmac`). Here,
+        // 0 means the route's.
         hop_limit: match (to.is_multicast(), grh.hop_limit) {
             (false, _) => 0,
             (true, 0) => DEFAULT_TTL,
@@ -120,7 +121,8 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(unsafe { object_of(ah).map(|_| drop(take_back(ah))) })
 }
 
-/// Returns sender and receiver of the network header (40 bytes) before a datagram, with traffic class, flow label and TTL.
+/// Returns sender and receiver of the network header (40 bytes) before a datagram, with traffic class, flow label and
+/// TTL.
 fn addresses(header: &[u8; 40]) -> Option<(Gid, Gid, ibv_global_route)> {
     let mut route = ibv_global_route::default();
     // An IPv6 header fills the 40 bytes; an IPv4 header without options is in the last 20.

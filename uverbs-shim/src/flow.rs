@@ -62,7 +62,8 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: not null, as checked; the caller promises attributes, with a fixed part of the same length in all releases.
+    // SAFETY: not null, as checked; the caller promises attributes, with a fixed part of the same length in all
+    // releases.
     let of = unsafe { attr.read() };
     if of.comp_mask != 0 {
         return refuse(
@@ -79,8 +80,8 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
         return refuse(CALL, libc::EINVAL, format_args!("port {}: the device has port 1", of.port));
     }
     if of.type_ != kind::IBV_FLOW_ATTR_NORMAL {
-        // Other types are for frames that the kernel does not take, or for copies. Here, frames that match are taken from the kernel, ARP
-        // included.
+        // Other types are for frames that the kernel does not take, or for copies. Here, frames that match are taken
+        // from the kernel, ARP included.
         let why = format_args!(
             "type {}: only normal rules (0) are supported; default rules would take the interface from the kernel, and \
              for sniffers' copies, use --capture of roxie run",
@@ -103,7 +104,8 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
             );
         }
         layers |= layer;
-        // SAFETY: the specification at `next` has `size` bytes, as the caller promises, so the next one, or the end, follows.
+        // SAFETY: the specification at `next` has `size` bytes, as the caller promises, so the next one, or the end,
+        // follows.
         next = unsafe { next.add(size) };
     }
     Ok(FlowRule { priority: of.priority.into(), matching })

@@ -57,8 +57,8 @@ pub(crate) struct Pd {
     _parts: Option<(InDomain, Option<InThread>)>,
 }
 
-/// A reference to a protection domain, which prevents its destruction. The C structure that named the domain may be destroyed earlier, if
-/// it is an imported one.
+/// A reference to a protection domain, which prevents its destruction. The C structure that named the domain may be
+/// destroyed earlier, if it is an imported one.
 pub(crate) struct InDomain(Arc<Pd>);
 
 impl InDomain {
@@ -122,10 +122,11 @@ pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object, which the caller does not use again. Objects made with it refer to the domain, not to this
-    // structure.
+    // SAFETY: the contract: an object, which the caller does not use again. Objects made with it refer to the domain,
+    // not to this structure.
     if unsafe { object_of(pd) }.is_ok() {
-        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back
+        // once.
         drop(unsafe { take_back(pd) });
     }
 }
@@ -146,7 +147,8 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     }))
 }
 
-/// A thread domain: the application's promise that objects made with it are used by one thread at a time. Roxie does not depend on it.
+/// A thread domain: the application's promise that objects made with it are used by one thread at a time. Roxie does
+/// not depend on it.
 impl VerbsStruct for ibv_td {
     type Extended = ibv_td;
     type Inner = Arc<Users>;
@@ -172,7 +174,8 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|_| {
-        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in the attributes of all releases.
+        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in the attributes of all
+        // releases.
         if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
             return Err(libc::EINVAL);
         }
@@ -191,9 +194,9 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     }))
 }
 
-/// Allocates a parent domain: a protection domain with a thread domain and allocators for queue memory. A provider need not call the
-/// allocators, and this one allocates its queues itself. Buffers outside of a confidential guest's protected memory, which the flag allows,
-/// are not needed either: the NIC runs within the guest.
+/// Allocates a parent domain: a protection domain with a thread domain and allocators for queue memory. A provider need
+/// not call the allocators, and this one allocates its queues itself. Buffers outside of a confidential guest's
+/// protected memory, which the flag allows, are not needed either: the NIC runs within the guest.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     of: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,

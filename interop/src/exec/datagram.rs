@@ -167,7 +167,8 @@ fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize)
     Ok(())
 }
 
-/// Checks the 40 bytes in front of a datagram of RoCE v1: the GRH as sent, with IPv4 addresses mapped into GIDs (annex A17.4.2).
+/// Checks the 40 bytes in front of a datagram of RoCE v1: the GRH as sent, with IPv4 addresses mapped into GIDs (annex
+/// A17.4.2).
 fn check_grh(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize) -> Result<(), Failure> {
     let got = stage.responder.read(stage.remote, start..start + HEADER)?;
     let gid = |address| match address {

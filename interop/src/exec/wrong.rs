@@ -1,8 +1,8 @@
 //! Invalid requests, by script: the responder's reactions that the specification wants, that rdma_rxe shows, and that
 //! Roxie must show.
 //!
-//! [`RULES`] is the table. A row checks the peer against its reaction, `tests/guests/wrong.rs` Roxie against the required one, and
-//! the page `wrong.md` against the table.
+//! [`RULES`] is the table. A row checks the peer against its reaction, `tests/guests/wrong.rs` Roxie against the
+//! required one, and the page `wrong.md` against the table.
 
 use std::fmt;
 

@@ -146,8 +146,8 @@ pub fn built(words: &[&str], name: &str) -> PathBuf {
     value.expect("a program of that name")
 }
 
-/// Builds the `roxie` program if there is none, for tests: a build by other features than those of the tests' own would replace the program
-/// of other tests that run beside.
+/// Builds the `roxie` program if there is none, for tests: a build by other features than those of the tests' own would
+/// replace the program of other tests that run beside.
 ///
 /// # Errors
 /// If it cannot be built.
@@ -159,7 +159,8 @@ pub fn roxie_for_tests() -> Result<PathBuf, Error> {
     roxie()
 }
 
-/// Builds the `roxie` program, and those that it starts for commands of rows, if cargo runs this one, since cargo has built this one only.
+/// Builds the `roxie` program, and those that it starts for commands of rows, if cargo runs this one, since cargo has
+/// built this one only.
 ///
 /// # Errors
 /// If it cannot be built.

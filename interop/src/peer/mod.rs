@@ -186,7 +186,8 @@ impl Peer {
         }
     }
 
-    /// Takes the addresses of a VLAN interface that the peer has got, once they are GIDs: False if they are none after some seconds.
+    /// Takes the addresses of a VLAN interface that the peer has got, once they are GIDs: False if they are none after
+    /// some seconds.
     pub fn await_vlan(&mut self, addresses: &[IpAddr]) -> Result<bool, Error> {
         let until = Instant::now() + GIDS_WITHIN;
         loop {

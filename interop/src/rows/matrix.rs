@@ -59,7 +59,8 @@ fn is_bench(port: PortKind, family: Family, requester: Side) -> bool {
     requester == Side::Roxie && has_link
 }
 
-/// Returns the rows of NVMe over Fabrics: each port, and over sockets also loss, the other IP version, and a target of Roxie's that is killed.
+/// Returns the rows of NVMe over Fabrics: each port, and over sockets also loss, the other IP version, and a target of
+/// Roxie's that is killed.
 fn nvme(port: PortKind, family: Family, requester: Side) -> Vec<Blocks> {
     let mut all = Vec::new();
     if family == Family::V4 || port == PortKind::Udp {
@@ -87,7 +88,8 @@ pub fn short() -> Vec<Row> {
     all().into_iter().filter(|row| row.is_short(&lossy)).collect()
 }
 
-/// Returns one transfer under loss for each port and side: of those with enough packets to make a loss likely, one with the fewest.
+/// Returns one transfer under loss for each port and side: of those with enough packets to make a loss likely, one with
+/// the fewest.
 fn lossy() -> Vec<Row> {
     let mut likely = transfers(Service::Rc, &[Impairment::Loss1, Impairment::Loss5]);
     likely.retain(|row| row.packets() >= 16);
@@ -247,7 +249,8 @@ mod tests {
     #[test]
     fn the_clean_matrix_is_the_full_product() {
         let clean = |row: &&Row| matches!(row.case, Case::Transfer { fault: Impairment::None, .. });
-        // RC: 3 MTUs x (5 operations x 7 sizes + 2 atomics + ATOMIC WRITE); UC: 3 MTUs x 4 operations x 6 sizes; UD: 2 operations x 4 sizes.
+        // RC: 3 MTUs x (5 operations x 7 sizes + 2 atomics + ATOMIC WRITE); UC: 3 MTUs x 4 operations x 6 sizes; UD: 2
+        // operations x 4 sizes.
         let each = 3 * (5 * 7 + 3) + 3 * 4 * 6 + 2 * 4;
         // 3 ports x 2 families x 2 sides.
         assert_eq!(all().iter().filter(clean).count(), 3 * 2 * 2 * each);

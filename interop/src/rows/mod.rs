@@ -219,7 +219,8 @@ pub enum Case {
     Program(Program),
     /// NVMe over Fabrics, with the kernel at one end and `roxie nvme` at the other. The requester is the host.
     Nvme(Blocks),
-    /// iSCSI over RDMA, with the kernel at one end and tgtd or QEMU, unmodified, at the other. The requester is the initiator.
+    /// iSCSI over RDMA, with the kernel at one end and tgtd or QEMU, unmodified, at the other. The requester is the
+    /// initiator.
     Iser(Impairment),
     /// NFS over RDMA, with the kernel at one end and `roxie nfs` at the other. The requester is the client.
     Nfs(Impairment),
@@ -227,7 +228,8 @@ pub enum Case {
     Conform,
     /// Verified transfers of one operation on another link.
     Over(Network, Transfer),
-    /// A stock program as [`Case::Program`], with losses and with selective repeat asked for, which the peer does not have.
+    /// A stock program as [`Case::Program`], with losses and with selective repeat asked for, which the peer does not
+    /// have.
     Fallback(Program),
     /// A stock program on a bond in the guest, with Roxie at both ends.
     Bond(Bond),

@@ -1,4 +1,5 @@
-//! Rows of the conformance bench: `roxie conform` here, its agent at the peer. The rules that rdma_rxe breaks are recorded.
+//! Rows of the conformance bench: `roxie conform` here, its agent at the peer. The rules that rdma_rxe breaks are
+//! recorded.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Compares a disk over NVMe/TCP with one over RDMA: the kernel's target in one guest, then Roxie's, and the kernel's host in another.
+//! Compares a disk over NVMe/TCP with one over RDMA: the kernel's target in one guest, then Roxie's, and the kernel's
+//! host in another.
 
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ const MEDIA: [(&str, Media); 5] = [
     ("udp", Media::Roxie("udp")),
 ];
 
-/// A figure: its name, fio's options, and the field of the script's line (KiB and operations a second of reads, then of writes).
+/// A figure: its name, fio's options, and the field of the script's line (KiB and operations a second of reads, then of
+/// writes).
 struct Figure {
     what: &'static str,
     options: &'static str,

@@ -33,7 +33,8 @@ impl From<Error> for Failed {
     }
 }
 
-/// Returns the outcome of a played row. Ends a program of Roxie's that a failed row has left: it must not keep the interface.
+/// Returns the outcome of a played row. Ends a program of Roxie's that a failed row has left: it must not keep the
+/// interface.
 pub(super) fn outcome(played: Result<(), Failed>, roxie: &mut dyn Local) -> Outcome {
     if played.is_err() {
         roxie.end_program();

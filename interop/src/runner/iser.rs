@@ -1,4 +1,5 @@
-//! Rows of iSCSI over RDMA (iSER), with unmodified programs here: the kernel's ib_iser on tgtd, and libiscsi on the kernel's ib_isert.
+//! Rows of iSCSI over RDMA (iSER), with unmodified programs here: the kernel's ib_iser on tgtd, and libiscsi on the
+//! kernel's ib_isert.
 //!
 //! The guest's end is the script `interop/guest/iser`, tgtd is started by `interop/tgt`.
 
@@ -43,7 +44,8 @@ fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
     guest_script::script(peer, SCRIPT, line)
 }
 
-/// Makes a file system on a disk of tgtd's, with the kernel as initiator. Then tgtd ends by SIGTERM, and its file has a file system.
+/// Makes a file system on a disk of tgtd's, with the kernel as initiator. Then tgtd ends by SIGTERM, and its file has a
+/// file system.
 fn kernel_is_initiator(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
     let disk = output_folder().join("iser.img");
     disk::create(&disk)?;
@@ -83,7 +85,8 @@ fn kernel_is_target(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result
     result.and(stopped.map(drop))
 }
 
-/// Returns QEMU's options for the kernel's unit 0. libiscsi before 1.20 has buffers of 256 KiB, and waits for ever with a longer command.
+/// Returns QEMU's options for the kernel's unit 0. libiscsi before 1.20 has buffers of 256 KiB, and waits for ever with
+/// a longer command.
 fn unit(there: IpAddr) -> String {
     let portal = SocketAddr::new(there, SERVICE);
     let iscsi = [
@@ -114,9 +117,9 @@ fn use_kernel_target(unit: &str, roxie: &mut dyn Local, peer: &mut Peer) -> Resu
     Ok(())
 }
 
-/// Runs `qemu-img`, which must end well. libiscsi before 1.20 needs an allocator that clears memory, and leaves freed memory as it is: it
-/// does not clear its connection when it makes one, and its thread posts the connection's semaphore after it was freed. glibc's
-/// `MALLOC_PERTURB_` overwrites freed memory, and such a semaphore ends the program.
+/// Runs `qemu-img`, which must end well. libiscsi before 1.20 needs an allocator that clears memory, and leaves freed
+/// memory as it is: it does not clear its connection when it makes one, and its thread posts the connection's semaphore
+/// after it was freed. glibc's `MALLOC_PERTURB_` overwrites freed memory, and such a semaphore ends the program.
 fn qemu_img(roxie: &mut dyn Local, line: &str) -> Result<(), Failed> {
     let script = format!("LD_PRELOAD={ALLOCATOR}:$LD_PRELOAD MALLOC_CONF=zero:true exec qemu-img {line}");
     roxie.program("sh", &["-c".to_owned(), script])?;
@@ -127,7 +130,8 @@ fn qemu_img(roxie: &mut dyn Local, line: &str) -> Result<(), Failed> {
     }
 }
 
-/// Returns why a program did not do its work. Debian has QEMU's part for iSER in a package of its own, `qemu-block-extra`.
+/// Returns why a program did not do its work. Debian has QEMU's part for iSER in a package of its own,
+/// `qemu-block-extra`.
 fn not_well(what: &'static str, ended: Ended) -> Failed {
     match ended.code {
         Some(NO_SUCH_PROGRAM) => Failed::Missing,

@@ -49,7 +49,8 @@ pub(crate) struct Ends<'a, 'b> {
     pub(crate) roxie: &'a mut (dyn Local + 'b),
     pub(crate) peer: &'a mut Peer,
     pub(crate) links: Links<'b>,
-    /// How long rows of NVMe over Fabrics with the kernel as host verify blocks at each path MTU, if not only for seconds.
+    /// How long rows of NVMe over Fabrics with the kernel as host verify blocks at each path MTU, if not only for
+    /// seconds.
     pub(crate) minutes: Option<u32>,
 }
 

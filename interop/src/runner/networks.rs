@@ -144,7 +144,8 @@ fn sacks(end: &dyn Local) -> u64 {
     end.counters().iter().filter(|(name, _)| *name == "rcvd_sacks").map(|(_, n)| n).sum()
 }
 
-/// Returns what is wrong with the capture of a connection whose peer has no selective repeat: it has packets of RC, and no SACK.
+/// Returns what is wrong with the capture of a connection whose peer has no selective repeat: it has packets of RC, and
+/// no SACK.
 pub(super) fn is_not_plain(capture: &Path) -> Option<String> {
     let count = || -> Result<(u64, u64), String> {
         let file = File::open(capture).map_err(|e| e.to_string())?;

@@ -20,7 +20,8 @@ use super::programs::LISTENS_WITHIN;
 const SERVICE: &str = "20049";
 /// TCP port of Roxie's MOUNT. The kernel's own server has 20048.
 const MOUNT: u16 = 20048;
-/// Lengths of files: nothing, the padding of XDR, around what a message and a transfer carry, and the largest of a row without losses.
+/// Lengths of files: nothing, the padding of XDR, around what a message and a transfer carry, and the largest of a row
+/// without losses.
 const LENGTHS: [usize; 11] = [0, 1, 3, 4, 3800, 4096, 65_535, 65_536, 65_537, 1 << 20, 64 << 20];
 /// Longest file of a row with losses, each of which costs the kernel a retransmission timeout.
 const LONGEST_UNDER_LOSS: usize = 1 << 20;
@@ -106,7 +107,8 @@ fn name_of(line: &str) -> &str {
     line.rsplit(' ').next().unwrap_or(line)
 }
 
-/// Roxie writes files to the kernel's server and reads them back. The kernel sums up what was written, and makes what is read.
+/// Roxie writes files to the kernel's server and reads them back. The kernel sums up what was written, and makes what
+/// is read.
 fn kernel_is_server(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
     script(peer, &format!("serve {SERVICE}"))?;
     let there = peer.address(row.family)?.to_string();

@@ -1,4 +1,5 @@
-//! Rows of NVMe over Fabrics: the kernel's nvme-rdma on Roxie's target, and Roxie's initiator on the kernel's nvmet-rdma.
+//! Rows of NVMe over Fabrics: the kernel's nvme-rdma on Roxie's target, and Roxie's initiator on the kernel's
+//! nvmet-rdma.
 //!
 //! The guest's end is the script `interop/guest/nvme`.
 
@@ -41,7 +42,8 @@ const LINKS: [(usize, u64); 2] = [(1500, 1024), (LINK_MTU, 4096)];
 /// I/O queues of a long row, for as many processors of the guest.
 pub(crate) const QUEUES: u8 = 4;
 
-/// Runs a row for `minutes` at each path MTU, with the kernel as host: 4 jobs of depth 32 write and verify blocks of 4 KiB to 1 MiB.
+/// Runs a row for `minutes` at each path MTU, with the kernel as host: 4 jobs of depth 32 write and verify blocks of 4
+/// KiB to 1 MiB.
 pub(super) fn for_minutes(
     minutes: u32,
     row: &Row,
@@ -113,7 +115,8 @@ fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
     guest_script::script(peer, SCRIPT, line)
 }
 
-/// Makes a file system on a disk of Roxie's, with the kernel as host. Then the target ends by SIGTERM, and its file has a file system.
+/// Makes a file system on a disk of Roxie's, with the kernel as host. Then the target ends by SIGTERM, and its file has
+/// a file system.
 fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
     let disk = output_folder().join("nvme.img");
     disk::create(&disk)?;

@@ -1,5 +1,5 @@
-//! `roxie wire` between two peers that have nothing of Roxie's: perftest on the rdma_rxe of two guests, with packets lost, marked, doubled,
-//! damaged and late by script.
+//! `roxie wire` between two peers that have nothing of Roxie's: perftest on the rdma_rxe of two guests, with packets
+//! lost, marked, doubled, damaged and late by script.
 //!
 //! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 

@@ -266,7 +266,8 @@ fn inside(peer: &mut Peer, program: &str, line: &str) {
     assert_eq!(ended.code, Some(0), "{program} {line}: {}", ended.output);
 }
 
-/// The guest has a VLAN interface, whose address is a GID of its rxe0. This host's kernel needs none: Roxie has the address by hand.
+/// The guest has a VLAN interface, whose address is a GID of its rxe0. This host's kernel needs none: Roxie has the
+/// address by hand.
 #[test]
 fn rping_and_roxie_connect_on_a_vlan() {
     let _alone = crate::alone();

@@ -1,5 +1,5 @@
-//! VLAN interfaces and bonds, which few hosts' kernels lack and containers' often do: the tests of `tests/network/vlans.rs` that need
-//! them, in a guest of the newest kernel.
+//! VLAN interfaces and bonds, which few hosts' kernels lack and containers' often do: the tests of
+//! `tests/network/vlans.rs` that need them, in a guest of the newest kernel.
 //!
 //! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 

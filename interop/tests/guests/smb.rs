@@ -1,7 +1,8 @@
 //! The example `smb_direct` on ksmbd, the SMB server of Linux 6.1, over rdma_rxe.
 //!
-//! Needs root, QEMU, a compiler and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one. Not among the
-//! tests that always run, since a kernel module is built: `cargo test -p interop --test guests smb:: -- --ignored`.
+//! Needs root, QEMU, a compiler and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
+//! Not among the tests that always run, since a kernel module is built: `cargo test -p interop --test guests smb:: --
+//! --ignored`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! `roxie nvme target` and hosts that are guests: one that is killed, and two at a time; nvmet, and a host that it refuses.
+//! `roxie nvme target` and hosts that are guests: one that is killed, and two at a time; nvmet, and a host that it
+//! refuses.
 //!
 //! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 

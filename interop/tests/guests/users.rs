@@ -1,5 +1,6 @@
-//! Users, and what protects a NIC from them, on the kernels that the pages name: older ones lack means of protection. Tests of `tests/verbs`
-//! and of `roxie-daemon`, whose hostile clients speak to a NIC without the library, in a guest of each. With `ALL=1`, as in `make test-all`.
+//! Users, and what protects a NIC from them, on the kernels that the pages name: older ones lack means of protection.
+//! Tests of `tests/verbs` and of `roxie-daemon`, whose hostile clients speak to a NIC without the library, in a guest
+//! of each. With `ALL=1`, as in `make test-all`.
 //!
 //! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 

@@ -11,7 +11,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Device and inode of the files and sockets to close in a child. Device 0 marks a free entry; an entry without inode is being written.
+/// Device and inode of the files and sockets to close in a child. Device 0 marks a free entry; an entry without inode
+/// is being written.
 static CLOSE_IN_CHILD: [[AtomicU64; 2]; 64] = [const { [const { AtomicU64::new(0) }; 2] }; 64];
 static ANY: AtomicBool = AtomicBool::new(false);
 /// Limit of the search: descriptors from this number on are not checked.

@@ -56,7 +56,8 @@ pub fn connect_now(own: Option<OwnedFd>, name: &str) -> io::Result<UnixStream> {
     Ok(own.into())
 }
 
-/// Listens at an abstract name. Connections receive no descriptors until [`set_takes_descriptors`] permits that. Accepting does not block.
+/// Listens at an abstract name. Connections receive no descriptors until [`set_takes_descriptors`] permits that.
+/// Accepting does not block.
 ///
 /// # Errors
 /// `AddrInUse` if another socket has the name.

@@ -1,9 +1,10 @@
 //! Asking a process in another user namespace for the user of a socket's peer.
 //!
-//! In the user namespace of `roxie run`, the kernel names all other users by one number. The launcher therefore leaves a process in its own
-//! namespace that looks at sockets for the programs: [`CredentialServer`]. A program passes its end of a connection, and gets the user
-//! of the other end. The two trust each other by different means. The server, which can tell users apart, answers its own user's
-//! processes alone. The program believes the process that knows the secret in its environment ([`CREDENTIALS`]), which only its own user can read.
+//! In the user namespace of `roxie run`, the kernel names all other users by one number. The launcher therefore leaves
+//! a process in its own namespace that looks at sockets for the programs: [`CredentialServer`]. A program passes its
+//! end of a connection, and gets the user of the other end. The two trust each other by different means. The server,
+//! which can tell users apart, answers its own user's processes alone. The program believes the process that knows the
+//! secret in its environment ([`CREDENTIALS`]), which only its own user can read.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};

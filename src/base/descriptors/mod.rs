@@ -1,4 +1,5 @@
-//! File descriptors between processes: connecting, passing them, asking for the peer's user, and closing them in children of a fork.
+//! File descriptors between processes: connecting, passing them, asking for the peer's user, and closing them in
+//! children of a fork.
 
 pub mod children;
 mod connecting;

@@ -20,10 +20,12 @@ const CONTROL: usize = 2 + MOST * size_of::<RawFd>() / size_of::<u64>();
 /// `SO_PASSRIGHTS` of `asm-generic/socket.h`, since Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Sets whether a Unix socket receives descriptors. If not, the sender gets `EPERM`. Connections inherit the option from their listener.
+/// Sets whether a Unix socket receives descriptors. If not, the sender gets `EPERM`. Connections inherit the option
+/// from their listener.
 ///
-/// The process that receives descriptors, or closes a socket with undelivered ones, releases their files. That may wait: for the peer of a TCP
-/// socket that lingers, or for the process of a file system in userspace. Before Linux 6.16, every socket receives descriptors.
+/// The process that receives descriptors, or closes a socket with undelivered ones, releases their files. That may
+/// wait: for the peer of a TCP socket that lingers, or for the process of a file system in userspace. Before Linux
+/// 6.16, every socket receives descriptors.
 pub fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) {
     let value = libc::c_int::from(takes);
     let size = size_of_val(&value) as libc::socklen_t;

@@ -1,10 +1,11 @@
 //! The process and the user at the other end of a Unix socket.
 //!
 //! The kernel gives a user without a number in the asking process's user namespace the overflow number, 65534
-//! (`/proc/sys/kernel/overflowuid`). Most containers have such a namespace, and so has the one that `roxie run` makes for a user without
-//! privilege. There, 65534 may be any user, also for a process that has this number itself. Then the launcher, which has left a process in
-//! the first namespace, is asked ([`credentials`](super::credentials)), or the kernel, which since Linux 6.11 says whether the
-//! peer is in the same user namespace. Without an answer the user is unknown, and has no rights.
+//! (`/proc/sys/kernel/overflowuid`). Most containers have such a namespace, and so has the one that `roxie run` makes
+//! for a user without privilege. There, 65534 may be any user, also for a process that has this number itself. Then the
+//! launcher, which has left a process in the first namespace, is asked ([`credentials`](super::credentials)), or the
+//! kernel, which since Linux 6.11 says whether the peer is in the same user namespace. Without an answer the user is
+//! unknown, and has no rights.
 
 #![allow(unsafe_code)]
 
@@ -93,8 +94,8 @@ fn maps_all(map: &str) -> bool {
     counts.sum::<u64>() >= ALL_USERS
 }
 
-/// True if the kernel says that the peer is in this process's user namespace. The kernel answers only to a process that may trace the peer
-/// (`PTRACE_MODE_READ_FSCREDS`). A user that may enter the namespace may do everything in it.
+/// True if the kernel says that the peer is in this process's user namespace. The kernel answers only to a process that
+/// may trace the peer (`PTRACE_MODE_READ_FSCREDS`). A user that may enter the namespace may do everything in it.
 fn shares_user_namespace(socket: BorrowedFd<'_>) -> bool {
     let identity = |fd: OwnedFd| fstat(&fd).map(|status| (status.st_dev, status.st_ino)).ok();
     let theirs = user_namespace_of(socket).and_then(identity);

@@ -1,7 +1,9 @@
-//! Processes that share a device: their slots, units of QPNs and communication IDs, services, and port numbers of `rdma_cm`.
+//! Processes that share a device: their slots, units of QPNs and communication IDs, services, and port numbers of
+//! `rdma_cm`.
 //!
-//! A group of sockets (`port::group`) keeps a roster in memory that its members share; `roxie nic` keeps one of its clients.
-//! The members of a group are all of one user. Clients may be of several: requests are checked against the client's user.
+//! A group of sockets (`port::group`) keeps a roster in memory that its members share; `roxie nic` keeps one of its
+//! clients. The members of a group are all of one user. Clients may be of several: requests are checked against the
+//! client's user.
 
 mod ports;
 mod services;
@@ -19,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::Protocol;
 use crate::text::Foreign;
 
-/// Protocol of the members of a socket group: the roster, the order of their descriptors, and the form of the datagrams that they hand
-/// over. A member writes back the whole roster, so all have the same version.
+/// Protocol of the members of a socket group: the roster, the order of their descriptors, and the form of the datagrams
+/// that they hand over. A member writes back the whole roster, so all have the same version.
 pub const GROUP_PROTOCOL: Protocol = Protocol { name: "group protocol", oldest: 2, version: 2 };
 
 /// A refused request, as the application sees it.
@@ -225,7 +227,8 @@ impl Roster {
         Some(unit)
     }
 
-    /// Gives the unit of a place that a process of the same user has left to another slot, whose process speaks in its name.
+    /// Gives the unit of a place that a process of the same user has left to another slot, whose process speaks in its
+    /// name.
     ///
     /// # Errors
     /// `EBUSY` if the unit is taken, `EPERM` if the process that had it was another user's, `EAGAIN` without room.
@@ -250,8 +253,8 @@ impl Roster {
         self.units.get(&unit).copied().or_else(|| self.uid_of(unit).map(|_| unit))
     }
 
-    /// Executes a request about ports for a slot's process. Returns the port number. `lowest`: the lowest number that the process
-    /// may bind.
+    /// Executes a request about ports for a slot's process. Returns the port number. `lowest`: the lowest number that
+    /// the process may bind.
     ///
     /// # Errors
     /// As for [`Ports::request`].
@@ -273,8 +276,8 @@ impl Roster {
     /// Replaces a slot's services by the ones in `services` that it may have.
     ///
     /// # Errors
-    /// The reason for the first that is left out: `EADDRINUSE` if another process has the service, `EACCES` if it is the service of a port
-    /// that the process has not bound at that address.
+    /// The reason for the first that is left out: `EADDRINUSE` if another process has the service, `EACCES` if it is
+    /// the service of a port that the process has not bound at that address.
     pub fn set_services(
         &mut self,
         slot: u8,

@@ -1,10 +1,11 @@
 //! Port numbers of `rdma_cm`, by the rules of the kernel's `cma.c` (`cma_check_port`, `cma_bind_listen`).
 //!
-//! Each port space has numbers of its own, which have nothing to do with the ports of TCP. One rule is stricter than the kernel's: identifiers
-//! share a port (`RDMA_OPTION_ID_REUSEADDR`) with services of the same user alone, as sockets do with `SO_REUSEPORT`.
+//! Each port space has numbers of its own, which have nothing to do with the ports of TCP. One rule is stricter than
+//! the kernel's: identifiers share a port (`RDMA_OPTION_ID_REUSEADDR`) with services of the same user alone, as sockets
+//! do with `SO_REUSEPORT`.
 //!
-//! The cost of a request does not depend on how many ports other users have. Ports that may conflict lie side by side in an index, in which
-//! the first one of another user is a conflict.
+//! The cost of a request does not depend on how many ports other users have. Ports that may conflict lie side by side
+//! in an index, in which the first one of another user is a conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -195,12 +196,13 @@ impl From<Ports> for Vec<BoundPort> {
 }
 
 impl Ports {
-    /// Executes a request of the process in slot `slot`, of user `uid`. Returns the port number. `lowest`: the lowest number that
-    /// the process may bind.
+    /// Executes a request of the process in slot `slot`, of user `uid`. Returns the port number. `lowest`: the lowest
+    /// number that the process may bind.
     ///
     /// # Errors
-    /// As the kernel's: `EACCES` for a privileged port, `EADDRINUSE` for one taken at the same address, `EADDRNOTAVAIL` if the port
-    /// is taken and either binding is for all addresses, `EINVAL` for a port that the process has not bound.
+    /// As the kernel's: `EACCES` for a privileged port, `EADDRINUSE` for one taken at the same address, `EADDRNOTAVAIL`
+    /// if the port is taken and either binding is for all addresses, `EINVAL` for a port that the process has not
+    /// bound.
     pub fn request(
         &mut self,
         (slot, uid): (u8, u32),
@@ -288,8 +290,8 @@ impl Ports {
         }
     }
 
-    /// True if no other identifier's port conflicts. Of several ports with one address and family the first stands for all: either they share,
-    /// or there is one.
+    /// True if no other identifier's port conflicts. Of several ports with one address and family the first stands for
+    /// all: either they share, or there is one.
     fn is_free(&self, port: &BoundPort, may_share: bool) -> Result<(), Denied> {
         let Some(places) = self.numbers.get(&(port.name.space, port.name.port)) else { return Ok(()) };
         let one = [port.address, ALL_V4, ALL_V6].map(|address| (address, address));
@@ -321,8 +323,8 @@ impl Ports {
         self.is_free(port, false)
     }
 
-    /// True if a process may take requests for a service on an address. A service of a port is for the process that has bound the port there, and
-    /// shares it with no other identifier.
+    /// True if a process may take requests for a service on an address. A service of a port is for the process that has
+    /// bound the port there, and shares it with no other identifier.
     ///
     /// # Errors
     /// `EACCES` without such a port, and the errors of [`request`](Self::request).

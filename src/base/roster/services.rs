@@ -1,5 +1,5 @@
-//! Services for which processes take connection requests, found by service and by process: the cost of a call does not depend on how many
-//! services other processes have.
+//! Services for which processes take connection requests, found by service and by process: the cost of a call does not
+//! depend on how many services other processes have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -97,8 +97,8 @@ impl Services {
         }
     }
 
-    /// Replaces a slot's services. Those that it may not have are left out. A service that it has stays, whatever other processes have bound
-    /// since.
+    /// Replaces a slot's services. Those that it may not have are left out. A service that it has stays, whatever other
+    /// processes have bound since.
     ///
     /// # Errors
     /// Why the first of those is refused.

@@ -10,13 +10,15 @@ use roxie::threads::lock;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
-/// Maximum length of a block in bytes, which is also the memory that a capture takes. A process that claims a longer one is not believed.
+/// Maximum length of a block in bytes, which is also the memory that a capture takes. A process that claims a longer
+/// one is not believed.
 const LONGEST_BLOCK: usize = 2 << 20;
 /// Bytes of a block without a body.
 const SHORTEST_BLOCK: usize = 12;
 /// Maximum number of interfaces. A device has one.
 const MOST_INTERFACES: u32 = 256;
-/// Maximum number of blocks in a row without a packet. A device reports statistics after it has left out packets, and at the end.
+/// Maximum number of blocks in a row without a packet. A device reports statistics after it has left out packets, and
+/// at the end.
 const MOST_WITHOUT_PACKET: u32 = 4096;
 
 /// What a capture has.
@@ -81,8 +83,8 @@ impl Frames {
         self.source.try_clone()
     }
 
-    /// Returns the next blocks to pass on. `None`: the capture has ended. An incomplete block at the end, of a process that was
-    /// killed, is left out.
+    /// Returns the next blocks to pass on. `None`: the capture has ended. An incomplete block at the end, of a process
+    /// that was killed, is left out.
     ///
     /// # Errors
     /// If the stream is no capture.

@@ -1,4 +1,5 @@
-//! `roxie cc`: congestion control without a network. Lists its knobs, and runs the reaction point over a list of events.
+//! `roxie cc`: congestion control without a network. Lists its knobs, and runs the reaction point over a list of
+//! events.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -102,8 +102,8 @@ fn queue_pair(text: &str) -> Result<Qpn, String> {
 
 /// Decodes the capture, and reports on standard error which frames could not be read.
 ///
-/// Exit codes: 0 every frame was decoded or is not RoCE, 1 the capture or some frames could not be read; clap exits with 2 for
-/// wrong usage.
+/// Exit codes: 0 every frame was decoded or is not RoCE, 1 the capture or some frames could not be read; clap exits
+/// with 2 for wrong usage.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if arguments.ladder || arguments.svg.is_some() {
         return conclude(draw::run(arguments));
@@ -215,7 +215,8 @@ pub(crate) struct Style {
     pub(crate) verbose: bool,
 }
 
-/// Prints the packets of a capture to standard output as they come. Reports on standard error which frames could not be read.
+/// Prints the packets of a capture to standard output as they come. Reports on standard error which frames could not be
+/// read.
 ///
 /// # Errors
 ///

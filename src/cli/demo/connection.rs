@@ -15,8 +15,8 @@ use crate::floor::Threads;
 pub(super) const REGION: usize = 4 << 20;
 /// Bytes of a message of the bandwidth measurement.
 ///
-/// A FIRST packet is longer than a MIDDLE by its RETH, so it starts a new segmentation train. Short messages would measure
-/// short trains.
+/// A FIRST packet is longer than a MIDDLE by its RETH, so it starts a new segmentation train. Short messages would
+/// measure short trains.
 const MESSAGE: u32 = 1 << 20;
 /// Messages outstanding; together they fill the region.
 const MESSAGES: u64 = 4;
@@ -92,8 +92,8 @@ impl Connection {
         }
     }
 
-    /// Returns the bytes a second that RDMA WRITEs carry and the peer acknowledges, and the number of bytes at the start of the
-    /// regions that were written.
+    /// Returns the bytes a second that RDMA WRITEs carry and the peer acknowledges, and the number of bytes at the
+    /// start of the regions that were written.
     pub(super) fn write_bandwidth(&self, time: Duration) -> Result<(f64, usize), Failure> {
         let (near, far) = (&self.near, &self.far);
         let (mut posted, mut done, mut in_time) = (0, 0, None);
@@ -169,8 +169,8 @@ impl Connection {
         trouble.map_or(rate, Err)
     }
 
-    /// Records the round trips of 8-byte WRITEs in nanoseconds. The peer answers each with a WRITE as soon as the bytes are in
-    /// its memory.
+    /// Records the round trips of 8-byte WRITEs in nanoseconds. The peer answers each with a WRITE as soon as the bytes
+    /// are in its memory.
     pub(super) fn round_trips(&self, time: Duration, mut record: impl FnMut(u64)) -> Result<(), Failure> {
         let (near, far) = (&self.near, &self.far);
         let (mut trouble, mut answered) = (None, 0);

@@ -1,7 +1,7 @@
 //! `roxie demo`: two NICs on this machine, verified data between them, and their speed beside the floor.
 //!
-//! Read [`run`] and [`measure`] first. `site` makes the network. `connection` holds the QPs and the measurements on them.
-//! `verify` compares data. `recovery` loses a packet and draws the ladder. `report` prints the table.
+//! Read [`run`] and [`measure`] first. `site` makes the network. `connection` holds the QPs and the measurements on
+//! them. `verify` compares data. `recovery` loses a packet and draws the ladder. `report` prints the table.
 
 mod congestion;
 mod connection;
@@ -180,8 +180,8 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if let Some(Scene::Congestion(arguments)) = &arguments.scene {
         return congestion::run(arguments);
     }
-    // Do both before any thread starts: only a single-threaded process can enter a user namespace, and threads inherit the mask
-    // of blocked signals.
+    // Do both before any thread starts: only a single-threaded process can enter a user namespace, and threads inherit
+    // the mask of blocked signals.
     let console = Console { json: arguments.json, failed: Cell::new(None) };
     let outcome = Interrupt::catch().and_then(|interrupt| {
         // Check the directory before entering a user namespace, where every user is root.
@@ -557,7 +557,8 @@ struct Compared {
     ratio: f64,
 }
 
-/// Repeats a measurement until something arrived: on a busy host, a short round may end before this process gets a processor.
+/// Repeats a measurement until something arrived: on a busy host, a short round may end before this process gets a
+/// processor.
 fn something(measure: &mut impl FnMut() -> Result<f64, Failure>) -> Result<f64, Failure> {
     const ROUNDS: u32 = 20;
     for _ in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! Runs unmodified programs of perftest under `roxie run`, in turn with `roxie perf`, which does the same in Rust. The ratio
-//! shows the cost of the verbs library.
+//! Runs unmodified programs of perftest under `roxie run`, in turn with `roxie perf`, which does the same in Rust. The
+//! ratio shows the cost of the verbs library.
 //!
 //! All four are processes: the server in the near namespace, the client in the far one.
 
@@ -64,7 +64,8 @@ pub(super) fn missing(link: &Link) -> Option<String> {
     Some(format!("{absent} is not installed (`apt-get install perftest`)"))
 }
 
-/// Alternates both programs, each with as many messages as suit a demo of `seconds`. No other traffic may use the link meanwhile.
+/// Alternates both programs, each with as many messages as suit a demo of `seconds`. No other traffic may use the link
+/// meanwhile.
 pub(super) fn measure(link: &Link, interrupt: &Interrupt, seconds: f64) -> Result<Programs, Failure> {
     let seconds = seconds.min(LIMIT.as_secs_f64());
     let messages = |per_second: f64| (per_second * seconds).max(FEWEST).ceil().to_string();
@@ -193,8 +194,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Waits for the process and returns its output. Fails if the process fails or runs past `until`. Output must fit into a
-    /// pipe.
+    /// Waits for the process and returns its output. Fails if the process fails or runs past `until`. Output must fit
+    /// into a pipe.
     pub(super) fn finish(mut self, until: Instant, interrupt: &Interrupt) -> Result<String, Failure> {
         loop {
             if let Some(status) = self.child.try_wait()? {

@@ -1,8 +1,8 @@
 //! The network of the demo: two network namespaces with veth pairs between them, loopback addresses, or memory.
 //!
-//! The choice depends on the user's privileges. [`Site::find`] takes the best available network, and keeps the reasons against
-//! better ones. [`Site::link`] makes the network for one port, with a second veth pair for the floor. Dropping a [`Link`]
-//! removes it.
+//! The choice depends on the user's privileges. [`Site::find`] takes the best available network, and keeps the reasons
+//! against better ones. [`Site::link`] makes the network for one port, with a second veth pair for the floor. Dropping
+//! a [`Link`] removes it.
 
 use std::fmt;
 use std::io;
@@ -72,8 +72,8 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Finds the best network available to this process. Call it while the process has a single thread: others cannot enter a
-    /// user namespace.
+    /// Finds the best network available to this process. Call it while the process has a single thread: others cannot
+    /// enter a user namespace.
     pub(super) fn find() -> Site {
         let named = if Uid::effective().is_root() {
             Attempt::from(NetNs::create("demo-try").map(drop))

@@ -45,7 +45,8 @@ impl Health {
     }
 }
 
-/// Prints the event logs of those QPs that saw more than routine events, and then the device's counters, to show what led to a failure.
+/// Prints the event logs of those QPs that saw more than routine events, and then the device's counters, to show what
+/// led to a failure.
 pub(crate) fn tell_logs(device: &Device) {
     let mut told = false;
     for qp in device.qps() {

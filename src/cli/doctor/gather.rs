@@ -67,8 +67,8 @@ fn field<'a>(text: &'a str, label: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(label))?.split_whitespace().next()
 }
 
-/// True if an unprivileged process may make a user namespace with mounts in it. A sysctl that the kernel does not have is no
-/// obstacle.
+/// True if an unprivileged process may make a user namespace with mounts in it. A sysctl that the kernel does not have
+/// is no obstacle.
 fn user_namespaces(read: impl Fn(&str) -> String) -> bool {
     let is = |path: &str, value: &str| read(path).trim() == value;
     !is("/proc/sys/user/max_user_namespaces", "0")

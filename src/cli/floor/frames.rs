@@ -1,5 +1,5 @@
-//! The floor's frames. Their headers and lengths are those of RoCE packets (a SEND to an unused QPN), so that ports steer and
-//! segment them alike. Each end copies the payload once, as a transport must. The ICRC is left out.
+//! The floor's frames. Their headers and lengths are those of RoCE packets (a SEND to an unused QPN), so that ports
+//! steer and segment them alike. Each end copies the payload once, as a transport must. The ICRC is left out.
 
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
@@ -76,7 +76,8 @@ impl Shape {
         n as u64
     }
 
-    /// Receives one burst; returns how many of its frames have this length. Hardly any other frames are steered to the port.
+    /// Receives one burst; returns how many of its frames have this length. Hardly any other frames are steered to the
+    /// port.
     pub(crate) fn receive(&self, port: &mut dyn Port, now: Nanos, sink: &mut Sink) -> u64 {
         let count = port.rx_burst(now);
         let mut take = |i: usize| {

@@ -1,7 +1,8 @@
 //! The floor: frame rates of ports without a transport, counted where frames arrive.
 //!
-//! [`frames`] defines what is sent; headers are written and the payload copied once a frame at each end, as a transport must.
-//! [`Floor`] drives a pair of ports in one process, for `roxie demo`. `roxie perf --floor` has one end in each process.
+//! [`frames`] defines what is sent; headers are written and the payload copied once a frame at each end, as a transport
+//! must. [`Floor`] drives a pair of ports in one process, for `roxie demo`. `roxie perf --floor` has one end in each
+//! process.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;

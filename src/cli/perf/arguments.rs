@@ -86,8 +86,8 @@ pub(crate) struct Arguments {
     pub(super) tcp_port: u16,
     #[command(flatten)]
     pub(super) wishes: MeasurementOptions,
-    /// Show rate, alpha and round trip over time: as a chart; with --json, as samples; with a file name, as an SVG besides. bw
-    /// only
+    /// Show rate, alpha and round trip over time: as a chart; with --json, as samples; with a file name, as an SVG
+    /// besides. bw only
     #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
     pub(super) plot: Option<plot::SampleFormat>,
     /// Print one JSON object for each size

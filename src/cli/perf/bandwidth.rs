@@ -85,8 +85,8 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
 }
 
 impl Run<'_> {
-    /// Posts as many sends as the depth allows. Once `more` is false, posts only up to the next signaled send, because an
-    /// unsignaled send is known to be complete only when a later signaled one is.
+    /// Posts as many sends as the depth allows. Once `more` is false, posts only up to the next signaled send, because
+    /// an unsignaled send is known to be complete only when a later signaled one is.
     fn fill(&mut self, i: usize, more: bool) -> Result<(), Failure> {
         let mut flow = self.flows[i];
         while flow.posted < flow.most {
@@ -152,8 +152,8 @@ impl Run<'_> {
 
 /// Returns how many operations may be outstanding on a queue pair.
 ///
-/// A timed run starts with one operation and adds one for each completion. At its end it never drains more operations than it
-/// has completed, however many queue pairs there are.
+/// A timed run starts with one operation and adds one for each completion. At its end it never drains more operations
+/// than it has completed, however many queue pairs there are.
 fn window(until: Until, depth: u64, completed: u64) -> u64 {
     match until {
         Until::Seconds(_) => depth.min(1 + completed),
@@ -216,8 +216,8 @@ impl Window {
         }
     }
 
-    /// Computes the result up to the last completion. A very slow run, which completed nothing after the warm-up, counts from
-    /// its start.
+    /// Computes the result up to the last completion. A very slow run, which completed nothing after the warm-up,
+    /// counts from its start.
     fn outcome(&self, run: &Run<'_>) -> Outcome {
         let (from, before) = match self.counted_from {
             Some((from, before)) if run.completed > before && self.moved > from => (from, before),

@@ -26,7 +26,8 @@ pub(super) const ANSWER: Duration = Duration::from_secs(30);
 pub(super) enum Message {
     /// Client: the plan, and the largest path MTU that it supports.
     Hello { plan: Plan, path_mtu: usize },
-    /// Server: accepts the plan, with this path MTU. `selective_repeat`: it agrees to that; servers that do not know it say nothing.
+    /// Server: accepts the plan, with this path MTU. `selective_repeat`: it agrees to that; servers that do not know it
+    /// say nothing.
     Accept {
         path_mtu: usize,
         #[serde(default)]

@@ -1,5 +1,5 @@
-//! Measures the port alone between two processes: frames of the transport's sizes, sent and counted, or echoed. No transport on
-//! this port can have less latency, or more bandwidth.
+//! Measures the port alone between two processes: frames of the transport's sizes, sent and counted, or echoed. No
+//! transport on this port can have less latency, or more bandwidth.
 
 use std::time::{Duration, Instant};
 

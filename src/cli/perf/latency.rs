@@ -1,7 +1,7 @@
 //! Measures latency: one operation at a time.
 //!
-//! A SEND is answered by a SEND. A WRITE is answered by a WRITE of the same last byte: the server polls its memory, as RDMA
-//! applications do, and uses no receive. The device itself answers READs and atomics.
+//! A SEND is answered by a SEND. A WRITE is answered by a WRITE of the same last byte: the server polls its memory, as
+//! RDMA applications do, and uses no receive. The device itself answers READs and atomics.
 
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,8 @@ impl<'a> LatencyEnd<'a> {
         LatencyEnd { link, operation, size, completed: 0, received: 0 }
     }
 
-    /// Returns the last byte of the `number`-th message, which differs from the previous message's, and from the initial 0.
+    /// Returns the last byte of the `number`-th message, which differs from the previous message's, and from the
+    /// initial 0.
     fn mark(number: u64) -> u8 {
         (number % 255) as u8 + 1
     }

@@ -1,7 +1,7 @@
 //! `roxie perf`: bandwidth, message rate and latency, between two processes or within one.
 //!
-//! Read `plan` for what is measured, `session` for the protocol of the two ends, then `bandwidth` and `latency`. `floor`
-//! measures the port alone, without the transport.
+//! Read `plan` for what is measured, `session` for the protocol of the two ends, then `bandwidth` and `latency`.
+//! `floor` measures the port alone, without the transport.
 
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -54,7 +54,8 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
         return both_ends(arguments, &plan);
     }
     let Some(server) = &arguments.server else {
-        // Listen before opening the device: a busy port then leaves nothing to clean up, and the client may connect early.
+        // Listen before opening the device: a busy port then leaves nothing to clean up, and the client may connect
+        // early.
         let listener = stream::listen(arguments.tcp_port)?;
         let mut side = open(arguments, &plan)?;
         let stream = stream::accept(listener, arguments.tcp_port)?;

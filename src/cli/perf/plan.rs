@@ -138,8 +138,8 @@ impl Plan {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Lists where `own`, a server's plan, contradicts this plan, the client's. Parameters that the server was not given cannot
-    /// contradict.
+    /// Lists where `own`, a server's plan, contradicts this plan, the client's. Parameters that the server was not
+    /// given cannot contradict.
     pub(super) fn differences(&self, own: &Plan, wishes: &MeasurementOptions) -> Vec<String> {
         let mut found = Vec::new();
         let mut compare = |what: &str, asked: bool, here: String, there: String| {

@@ -1,8 +1,8 @@
 //! Rates over time: samples of the queue pairs' reaction points, as a terminal chart, as JSON, and as a picture
 //! ([`super::picture`]).
 //!
-//! Samples are taken between completions, at an interval that doubles when there are too many. A run of any length has a few
-//! hundred.
+//! Samples are taken between completions, at an interval that doubles when there are too many. A run of any length has
+//! a few hundred.
 
 use std::path::PathBuf;
 

@@ -154,8 +154,8 @@ impl<'a> Printer<'a> {
 
     /// Returns the number of messages that count, and their time in seconds.
     ///
-    /// On RC, a completed message has arrived. For bare frames and for services without acknowledgements, the server's count is
-    /// used, and the time from first to last arrival unless all came in one burst. A server cannot see WRITEs.
+    /// On RC, a completed message has arrived. For bare frames and for services without acknowledgements, the server's
+    /// count is used, and the time from first to last arrival unless all came in one burst. A server cannot see WRITEs.
     fn arrived(&self, outcome: &Outcome, report: &ServerReport) -> (u64, f64) {
         let seen =
             self.plan.floor || (self.plan.service != Service::Rc && self.plan.operation == Operation::Send);

@@ -1,7 +1,7 @@
 //! One end of a pingpong: on one QP, or on several whose receives come from one shared queue.
 //!
-//! Exchanges of all QPs count together: the run ends when the requested number of messages were sent and received, on whichever
-//! QPs.
+//! Exchanges of all QPs count together: the run ends when the requested number of messages were sent and received, on
+//! whichever QPs.
 
 use std::time::{Duration, Instant};
 
@@ -207,7 +207,8 @@ impl<'a> End<'a> {
         Ok(())
     }
 
-    /// Checks the received bytes against the expected ones. Then overwrites them, unless another QP's message may be arriving there.
+    /// Checks the received bytes against the expected ones. Then overwrites them, unless another QP's message may be
+    /// arriving there.
     fn check(&self) -> Result<(), Failure> {
         let (at, incoming) = (self.pairs.header() as usize, &self.pairs.incoming);
         check_bytes(&incoming.to_vec(at, self.expected.len())?, &self.expected, self.received)?;

@@ -6,8 +6,8 @@
 //! client -> server   "done" + NUL
 //! ```
 //!
-//! Then both close the connection; all else is RDMA (`libibverbs/examples/rc_pingpong.c` of rdma-core). `ibv_srq_pingpong`
-//! sends 256 such addresses; those without a QP are zeros (`srq_pingpong.c`).
+//! Then both close the connection; all else is RDMA (`libibverbs/examples/rc_pingpong.c` of rdma-core).
+//! `ibv_srq_pingpong` sends 256 such addresses; those without a QP are zeros (`srq_pingpong.c`).
 
 use std::io;
 
@@ -28,8 +28,8 @@ const NONE: &[u8; MESSAGE] = b"0000:000000:000000:000000000000000000000000000000
 /// The client's last message.
 const DONE: &[u8; 5] = b"done\0";
 
-/// Runs the client; returns the server's endpoints, as many as in `own`. `slots` is the number of addresses that each side
-/// sends.
+/// Runs the client; returns the server's endpoints, as many as in `own`. `slots` is the number of addresses that each
+/// side sends.
 pub(super) fn as_client(
     stream: &mut dyn Stream,
     own: &[Endpoint],

@@ -32,7 +32,8 @@ const FORWARDED: [Signal; 7] = [
 pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> {
     let mut mask: SigSet = FORWARDED.into_iter().collect();
     mask.add(Signal::SIGCHLD);
-    // From here on, signals are pending until the loop below reads them. The program starts with this process's original mask.
+    // From here on, signals are pending until the loop below reads them. The program starts with this process's
+    // original mask.
     let before = SigSet::thread_get_mask().map_err(|e| Failure::Run(format!("the signal mask: {e}")))?;
     let restore = move || Ok(before.thread_set_mask()?);
     // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
@@ -51,8 +52,8 @@ pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> 
 /// Calls `act` in a forked process, so that it changes only that process's state, and returns its result.
 pub(super) fn rehearse(act: impl FnOnce() -> String) -> io::Result<String> {
     let (mut reader, mut writer) = io::pipe()?;
-    // SAFETY: `roxie run` has one thread while it prepares: no other thread's lock is copied, and the child may do what its
-    // parent may.
+    // SAFETY: `roxie run` has one thread while it prepares: no other thread's lock is copied, and the child may do what
+    // its parent may.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(reader);
@@ -75,8 +76,8 @@ pub(super) fn rehearse(act: impl FnOnce() -> String) -> io::Result<String> {
     }
 }
 
-/// Calls `act` in a process that is no child of this one, in a session of its own, without the descriptors that this process inherited, and
-/// deaf to the signals by which programs are ended together. The process ends with `act`.
+/// Calls `act` in a process that is no child of this one, in a session of its own, without the descriptors that this
+/// process inherited, and deaf to the signals by which programs are ended together. The process ends with `act`.
 pub(super) fn detach(act: impl FnOnce()) -> io::Result<()> {
     // SAFETY: as in `rehearse`.
     match unsafe { fork() }? {
@@ -103,7 +104,8 @@ pub(super) fn detach(act: impl FnOnce()) -> io::Result<()> {
     }
 }
 
-/// Calls `act` as [`detach`] does. The reader that `act` gets is at its end once no copy of the returned writer is open.
+/// Calls `act` as [`detach`] does. The reader that `act` gets is at its end once no copy of the returned writer is
+/// open.
 pub(super) fn detach_until_closed(act: impl FnOnce(PipeReader)) -> io::Result<PipeWriter> {
     let (closed, open) = io::pipe()?;
     let mut open = Some(open);
@@ -123,7 +125,8 @@ fn close_inherited() {
     let own = fs::read_dir("/proc/self/fd").into_iter().flatten();
     let numbers = own.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
     for number in numbers.filter(|number| *number > libc::STDERR_FILENO) {
-        // SAFETY: the first call only reads a flag. A descriptor without it is not one of this program, so nothing here uses it.
+        // SAFETY: the first call only reads a flag. A descriptor without it is not one of this program, so nothing here
+        // uses it.
         unsafe {
             if libc::fcntl(number, libc::F_GETFD) == 0 {
                 libc::close(number);

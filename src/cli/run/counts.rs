@@ -1,7 +1,7 @@
 //! The device's counters, as the files in `ports/1/counters` and `ports/1/hw_counters`.
 //!
-//! The device is shared, and so are its counters: sums over all processes with a device on the interface, as `roxie show
-//! counters` lists them. The counters of an ended process stay in the sums, as they were last read.
+//! The device is shared, and so are its counters: sums over all processes with a device on the interface, as `roxie
+//! show counters` lists them. The counters of an ended process stay in the sums, as they were last read.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +19,12 @@ type Values = BTreeMap<Foreign, u64>;
 
 /// The ports' counters of frames dropped before they were sent.
 const SEND_ERRORS: [&str; 5] = ["tx_refused", "tx_too_long", "tx_unreachable", "tx_failed", "tx_invalid"];
-/// The ports' counters of received frames that `PortRcvErrors` includes (IBTA 16.1.3.5): damaged, malformed, or dropped without
-/// a buffer.
+/// The ports' counters of received frames that `PortRcvErrors` includes (IBTA 16.1.3.5): damaged, malformed, or dropped
+/// without a buffer.
 const RECEIVE_ERRORS: [&str; 5] =
     ["rx_icrc_encapsulated", "rx_malformed", "rx_out_of_buffer", "rx_ring_full", "rx_dropped"];
-/// Counters of an InfiniBand port that are always 0 here: a software Ethernet link has no such event, or drops silently.
+/// Counters of an InfiniBand port that are always 0 here: a software Ethernet link has no such event, or drops
+/// silently.
 const ZEROS: [&str; 8] = [
     "VL15_dropped",
     "excessive_buffer_overrun_errors",

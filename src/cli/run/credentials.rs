@@ -1,6 +1,7 @@
 //! The process that tells users apart for programs in the user namespace of `roxie run`.
 //!
-//! Most users need none: there, the number of any other user is not theirs. The user with the number that stands for all others, 65534, does.
+//! Most users need none: there, the number of any other user is not theirs. The user with the number that stands for
+//! all others, 65534, does.
 
 use std::io::{self, PipeWriter};
 use std::os::fd::AsFd;

@@ -6,8 +6,8 @@
 //! `/dev/infiniband/rdma_cm`. The verbs library reads its settings from [`SETTINGS_FILE`].
 //!
 //! The files in `/sys` and `/dev` are those of `roxie run`, mounted for all. A process keeps them up to date until they
-//! are unmounted ([`keep`]). Unlike the watcher of `roxie run` it ends no connections of killed programs: a watcher serves
-//! programs of its own user alone.
+//! are unmounted ([`keep`]). Unlike the watcher of `roxie run` it ends no connections of killed programs: a watcher
+//! serves programs of its own user alone.
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -31,8 +31,8 @@ use super::{Library, Options, Port, Prepared, View, child, live, overlay, prepar
 
 /// Libraries that the loader puts in front of those of each program, one a line.
 const PRELOADS: &str = "/etc/ld.so.preload";
-/// Folder of a copy of the library, which outlives a build or a package. AppArmor's profiles let programs load libraries
-/// from `/usr/lib`. The process that keeps the view up to date has a lock on the folder.
+/// Folder of a copy of the library, which outlives a build or a package. AppArmor's profiles let programs load
+/// libraries from `/usr/lib`. The process that keeps the view up to date has a lock on the folder.
 const FOLDER: &str = "/usr/lib/roxie-enabled";
 /// The copy, and the one that is to replace it.
 const COPY: &str = "/usr/lib/roxie-enabled/libibverbs.so.1";

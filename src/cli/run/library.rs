@@ -52,9 +52,10 @@ impl Library {
         &self.path
     }
 
-    /// Returns the environment that makes programs load the library: by path, and by folder for plug-ins that load it by name.
-    /// Other preloads stay in front: they interpose calls of the C library, too, and some must come first. Programs that were built with a
-    /// sanitizer accept a library in front of its runtime, and learn that the library's own accesses to memory are not instrumented.
+    /// Returns the environment that makes programs load the library: by path, and by folder for plug-ins that load it
+    /// by name. Other preloads stay in front: they interpose calls of the C library, too, and some must come first.
+    /// Programs that were built with a sanitizer accept a library in front of its runtime, and learn that the library's
+    /// own accesses to memory are not instrumented.
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         let folder = self.path.parent().unwrap_or(Path::new("/"));

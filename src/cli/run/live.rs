@@ -19,9 +19,9 @@ const EACH: Duration = Duration::from_millis(LIFESPAN_MS);
 /// Most devices read at that interval. With more, reads are less frequent, because each launcher reads all devices.
 const DEVICES: usize = 8;
 
-/// Starts a thread that follows the interface and reads counters until the process ends. `class` is the folder to which `view`
-/// was written. `vlans`: the interface's VLAN interfaces, if the device has their addresses as GIDs. `reader`: reads the
-/// counters.
+/// Starts a thread that follows the interface and reads counters until the process ends. `class` is the folder to which
+/// `view` was written. `vlans`: the interface's VLAN interfaces, if the device has their addresses as GIDs. `reader`:
+/// reads the counters.
 ///
 /// # Errors
 ///

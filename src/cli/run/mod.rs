@@ -1,10 +1,12 @@
-//! `roxie run` starts an unmodified verbs program with a Roxie device. `roxie env` prints the environment for other launchers.
+//! `roxie run` starts an unmodified verbs program with a Roxie device. `roxie env` prints the environment for other
+//! launchers.
 //!
-//! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`. A mount namespace shows it what a kernel
-//! with an RDMA device has in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), kept up to date
-//! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]), and reports what the
-//! device refused to a program that failed ([`EventLog`]). A process of its own keeps the view, and ends the connections that programs
-//! leave open ([`watcher`]). Another one tells users apart where the programs cannot ([`credentials`]).
+//! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`. A mount namespace shows it what a
+//! kernel with an RDMA device has in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), kept up to
+//! date ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals
+//! ([`child`]), and reports what the device refused to a program that failed ([`EventLog`]). A process of its own keeps
+//! the view, and ends the connections that programs leave open ([`watcher`]). Another one tells users apart where the
+//! programs cannot ([`credentials`]).
 //!
 //! [`enable`](mod@enable) gives library and view to all programs of a machine.
 
@@ -53,9 +55,9 @@ use watcher::Watcher;
 const REFUSALS: usize = 8;
 /// Exit codes after SIGINT and SIGTERM: ended by a user, not failed.
 const INTERRUPTED: [u8; 2] = [130, 143];
-/// Smallest message that UCX moves by one READ, unless the user sets another. UCX expects copies to cost less than the link, so
-/// it splits all but the largest messages into SENDs of 8 KiB. Here each SEND is a system call, or three frames, and a READ is
-/// faster from this size on: docs/performance.md.
+/// Smallest message that UCX moves by one READ, unless the user sets another. UCX expects copies to cost less than the
+/// link, so it splits all but the largest messages into SENDs of 8 KiB. Here each SEND is a system call, or three
+/// frames, and a READ is faster from this size on: docs/performance.md.
 const UCX_RENDEZVOUS: (&str, &str) = ("UCX_RNDV_THRESH", "32k");
 
 /// The difference of `roxie env` from `roxie run`.
@@ -66,10 +68,11 @@ const WITHOUT_VIEW: &str = "the environment alone gives no /sys/class/infiniband
 /// The device's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Port {
-    /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and
-    /// CAP_NET_ADMIN
+    /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF,
+    /// CAP_PERFMON and CAP_NET_ADMIN
     Xdp,
-    /// Packet sockets: trains of frames beside the kernel's network stack, up to 128 processes of one user; needs CAP_NET_RAW
+    /// Packet sockets: trains of frames beside the kernel's network stack, up to 128 processes of one user; needs
+    /// CAP_NET_RAW
     Packet,
     /// UDP sockets: up to 128 processes of one user, no privilege, any interface
     Udp,
@@ -104,8 +107,8 @@ pub(crate) struct Options {
     /// Mode of AF_XDP; implies --port xdp
     #[arg(long, value_name = "MODE")]
     mode: Option<ModeName>,
-    /// Run the NIC on threads of its own instead of in the program's polling calls: a worker on each of these cores, 2,3 or 2-5, among
-    /// which QPs are distributed; over AF_XDP not more than the interface has receive queues
+    /// Run the NIC on threads of its own instead of in the program's polling calls: a worker on each of these cores,
+    /// 2,3 or 2-5, among which QPs are distributed; over AF_XDP not more than the interface has receive queues
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
     /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
@@ -123,8 +126,8 @@ pub(crate) struct Options {
     /// Type of service (traffic class) of rdma_cm connections, unless the program sets one
     #[arg(long, value_name = "TOS")]
     tos: Option<u8>,
-    /// Send lost packets alone again, where both ends can: off, agree (on connections of rdma_cm, whose ends ask each other) or assume
-    /// (on all RC connections: the peer is known to)
+    /// Send lost packets alone again, where both ends can: off, agree (on connections of rdma_cm, whose ends ask each
+    /// other) or assume (on all RC connections: the peer is known to)
     #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
     selective_repeat: SelectiveRepeat,
     /// Make each address a RoCE v1 GID as well (EtherType 0x8915), behind the RoCE v2 ones; not over UDP sockets

@@ -1,10 +1,11 @@
 //! Adds an RDMA device to `/sys/class` and `/dev`, in a mount namespace for this process and its children.
 //!
-//! Root needs only a mount namespace. Other users get one in a user namespace, which maps them to themselves. A folder of sysfs
-//! or a user's `/dev` does not allow new entries, so it is covered by a tmpfs with all its old entries bound into it.
+//! Root needs only a mount namespace. Other users get one in a user namespace, which maps them to themselves. A folder
+//! of sysfs or a user's `/dev` does not allow new entries, so it is covered by a tmpfs with all its old entries bound
+//! into it.
 //!
-//! If a part cannot be set up, the program runs without it, and a note says so ([`NoView`]). A process cannot leave a user
-//! namespace, so a forked process tries first whether everything works in one.
+//! If a part cannot be set up, the program runs without it, and a note says so ([`NoView`]). A process cannot leave a
+//! user namespace, so a forked process tries first whether everything works in one.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -106,8 +107,8 @@ fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Fail
     move |why| Failed { what, why: why.into() }
 }
 
-/// Enters the namespace and sets up the view. Returns the missing parts. `keep_rights`: the program needs its capabilities over
-/// the network namespace, which it would lose in a user namespace.
+/// Enters the namespace and sets up the view. Returns the missing parts. `keep_rights`: the program needs its
+/// capabilities over the network namespace, which it would lose in a user namespace.
 ///
 /// # Errors
 ///
@@ -187,8 +188,8 @@ fn quiet_below() -> nix::Result<()> {
     mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)
 }
 
-/// Makes mounts private in a chroot, where the mount of the root directory has no path. At the namespace's root the mount has
-/// one, and entering the namespace again leads there. Afterwards returns to the chroot.
+/// Makes mounts private in a chroot, where the mount of the root directory has no path. At the namespace's root the
+/// mount has one, and entering the namespace again leads there. Afterwards returns to the chroot.
 fn quiet_above() -> io::Result<Result<(), Failed>> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let places = || -> Result<_, Failed> {
@@ -349,8 +350,8 @@ fn is_terminal_multiplexer(node: &Path) -> bool {
         .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == MULTIPLEXER)
 }
 
-/// Creates a terminal multiplexer: the node itself, or without the privilege a link to that of `devpts`. Returns false if both
-/// fail.
+/// Creates a terminal multiplexer: the node itself, or without the privilege a link to that of `devpts`. Returns false
+/// if both fail.
 fn multiplexer(to: &Path) -> bool {
     let everybody = Mode::from_bits_truncate(0o666);
     mknod(to, SFlag::S_IFCHR, everybody, MULTIPLEXER)
@@ -359,8 +360,9 @@ fn multiplexer(to: &Path) -> bool {
         || symlink("pts/ptmx", to).is_ok()
 }
 
-/// Creates character nodes in `/dev/infiniband`. Programs check that they exist and can be opened. The library intercepts
-/// accesses to rdma_cm's node. Without the library, writes to it fail (`/dev/full`): a program would take silence for an answer.
+/// Creates character nodes in `/dev/infiniband`. Programs check that they exist and can be opened. The library
+/// intercepts accesses to rdma_cm's node. Without the library, writes to it fail (`/dev/full`): a program would take
+/// silence for an answer.
 fn nodes(view: &View) -> Result<(), Failed> {
     let folder = Path::new(NODES);
     if !folder.is_dir() {

@@ -80,8 +80,9 @@ impl Preflight {
     }
 }
 
-/// Chooses the NIC if one serves the interface, else packet sockets if they are possible, else UDP sockets. Up to 128 processes of one
-/// user share an interface over either kind of sockets, but not over AF_XDP, which is therefore used on request only.
+/// Chooses the NIC if one serves the interface, else packet sockets if they are possible, else UDP sockets. Up to 128
+/// processes of one user share an interface over either kind of sockets, but not over AF_XDP, which is therefore used
+/// on request only.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     let name = &interface.name;
     match nic_of(name) {

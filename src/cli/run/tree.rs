@@ -43,10 +43,10 @@ impl Tree {
 
     /// Writes changed entries in the order of paths, then removes entries that are not in `wanted`.
     ///
-    /// An existing line is rewritten in place, so that a descriptor that a program holds reads the new line, as with sysfs. A program
-    /// that opens the file meanwhile waits until the line is whole. If another program keeps the file open, the line is written after
-    /// 20 ms all the same: a read within the few nanoseconds of the write may then get bytes of both lines, because in-memory file
-    /// systems do not separate the two.
+    /// An existing line is rewritten in place, so that a descriptor that a program holds reads the new line, as with
+    /// sysfs. A program that opens the file meanwhile waits until the line is whole. If another program keeps the file
+    /// open, the line is written after 20 ms all the same: a read within the few nanoseconds of the write may then get
+    /// bytes of both lines, because in-memory file systems do not separate the two.
     ///
     /// # Errors
     ///
@@ -91,8 +91,8 @@ fn create(path: &Path, entry: &Entry) -> io::Result<()> {
     fs::rename(draft, path)
 }
 
-/// Replaces a line of `before` bytes. A shorter line is followed by newlines until the file is truncated, never by the rest of
-/// the old line.
+/// Replaces a line of `before` bytes. A shorter line is followed by newlines until the file is truncated, never by the
+/// rest of the old line.
 fn rewrite(path: &Path, before: usize, line: &str, until: Instant) -> io::Result<()> {
     let file = File::options().write(true).open(path)?;
     while keep_others_out(&file) == Lease::Shared && Instant::now() < until {

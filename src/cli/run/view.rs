@@ -25,8 +25,8 @@ const RDMA_CM_DEV: &str = "10:254";
 /// Number of GID table entries shown.
 const GIDS: usize = 32;
 
-/// A file that opens, and fails with `EINVAL` when it is read, as a kernel's attributes of a GID that is not there: the loopback
-/// interface has no speed.
+/// A file that opens, and fails with `EINVAL` when it is read, as a kernel's attributes of a GID that is not there: the
+/// loopback interface has no speed.
 const UNREADABLE: &str = "/sys/class/net/lo/speed";
 
 /// The list of the processors that are on.
@@ -222,8 +222,8 @@ impl View {
         }
     }
 
-    /// Adds the GIDs and their attributes. An index without a GID has all of its files as well: programs go through the whole table,
-    /// and some, like NCCL, give up at a file that does not open.
+    /// Adds the GIDs and their attributes. An index without a GID has all of its files as well: programs go through the
+    /// whole table, and some, like NCCL, give up at a file that does not open.
     fn gids(&self, all: &mut Entries) {
         let port = self.port_folder();
         for index in 0..GIDS {
@@ -273,8 +273,8 @@ fn rate(mbps: Option<u32>) -> &'static str {
     }
 }
 
-/// Converts a list of processors, such as `0-3,8`, to a mask as sysfs writes it: words of 32 bits in hex, the highest first. Returns
-/// `None` if the text is not such a list.
+/// Converts a list of processors, such as `0-3,8`, to a mask as sysfs writes it: words of 32 bits in hex, the highest
+/// first. Returns `None` if the text is not such a list.
 fn cpu_mask(list: &str) -> Option<String> {
     let mut words = vec![0u32];
     for range in list.split(',') {

@@ -1,8 +1,8 @@
 //! The watcher: a process that does for the launched programs what a kernel with an RDMA device would do.
 //!
-//! The process keeps `/sys/class/infiniband` up to date, and ends the connections of programs that have ended. The launcher's only child is
-//! the program; the watcher outlives both as long as a program does that the launcher started: a daemon, or all of them if the launcher
-//! was killed.
+//! The process keeps `/sys/class/infiniband` up to date, and ends the connections of programs that have ended. The
+//! launcher's only child is the program; the watcher outlives both as long as a program does that the launcher started:
+//! a daemon, or all of them if the launcher was killed.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
@@ -29,7 +29,8 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts the process. `keep` starts to keep `/sys/class/infiniband` up to date, `device` opens the device as the programs have it.
+    /// Starts the process. `keep` starts to keep `/sys/class/infiniband` up to date, `device` opens the device as the
+    /// programs have it.
     ///
     /// # Errors
     /// If the system is out of memory, descriptors or processes.

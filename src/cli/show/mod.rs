@@ -1,7 +1,7 @@
 //! `roxie show`: the properties of a device, open or not, and the objects of all processes' devices.
 //!
-//! A device lives in the process that opened it. `device` and `gids` query the kernel and open nothing. The other commands
-//! query the devices themselves ([`roxie::host::inspect`]).
+//! A device lives in the process that opened it. `device` and `gids` query the kernel and open nothing. The other
+//! commands query the devices themselves ([`roxie::host::inspect`]).
 
 pub(crate) mod objects;
 mod processes;
@@ -315,7 +315,8 @@ fn is_initial_user_namespace(uid_map: &str) -> bool {
     uid_map.is_empty() || uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Returns why the packet memory cannot be locked, given the effective capabilities, the hard limit, and the need in bytes.
+/// Returns why the packet memory cannot be locked, given the effective capabilities, the hard limit, and the need in
+/// bytes.
 fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
     /// CAP_IPC_LOCK and CAP_SYS_RESOURCE: either lifts the limit (`capabilities(7)`).
     const UNBOUND: u64 = 1 << 14 | 1 << 24;

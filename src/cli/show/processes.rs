@@ -33,8 +33,8 @@ struct Known {
     pid: u32,
     uid: Option<u32>,
     name: Foreign,
-    /// The interface of its group, if the group has packet sockets, and its slots in it: the first is the process's own, the others are
-    /// those of its further workers.
+    /// The interface of its group, if the group has packet sockets, and its slots in it: the first is the process's
+    /// own, the others are those of its further workers.
     member: Option<(Option<Foreign>, Vec<u8>)>,
     seen: Option<Snapshot>,
     /// Resources at the NIC that serves it, by name.
@@ -82,8 +82,9 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
 /// A client's place: the interface of its NIC, its slot there, its user.
 type Place = (Foreign, u8, u32);
 
-/// Returns each process once: the snapshot of its device, with its account at the NIC that serves it. The NIC and a process in another PID
-/// namespace do not know each other's process numbers, but both know the client's slot. The kernel reports the user in both cases.
+/// Returns each process once: the snapshot of its device, with its account at the NIC that serves it. The NIC and a
+/// process in another PID namespace do not know each other's process numbers, but both know the client's slot. The
+/// kernel reports the user in both cases.
 fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
     let of = |nic: &Snapshot| {
         let interface = nic.interface.clone();
@@ -118,8 +119,8 @@ fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
     all
 }
 
-/// Adds a member of a group: to the process that has other slots of it for its workers, else as a process that does not answer. Such a process
-/// is stopped, or about to end.
+/// Adds a member of a group: to the process that has other slots of it for its workers, else as a process that does not
+/// answer. Such a process is stopped, or about to end.
 fn add_member(all: &mut Vec<Known>, interface: Option<&str>, slot: u8, who: &Identity) {
     let interface = interface.map(Foreign::from);
     let of_group = |known: &Known| known.member.as_ref().is_some_and(|(of, _)| *of == interface);

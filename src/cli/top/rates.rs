@@ -63,8 +63,8 @@ impl Rates {
 }
 
 fn row(now: &Snapshot, before: Option<&Snapshot>, since: Duration) -> Row {
-    // The interval is measured by the device's clock, because the reader may be late. A clock that went back means a new device
-    // of the same process.
+    // The interval is measured by the device's clock, because the reader may be late. A clock that went back means a
+    // new device of the same process.
     let before = before.filter(|before| before.now_ns < now.now_ns);
     let seconds = before.map_or(since.as_secs_f64(), |before| (now.now_ns - before.now_ns) as f64 / 1e9);
     let rate = |names: &[&str]| {

@@ -179,7 +179,8 @@ impl Bench {
         Qpn::new(self.next_qpn)
     }
 
-    /// Returns a connected QP of the target: the agent's number, its QPN and the bench's. Its region holds the pattern anew.
+    /// Returns a connected QP of the target: the agent's number, its QPN and the bench's. Its region holds the pattern
+    /// anew.
     pub(crate) fn pair(&mut self, id: u64, qpn: Qpn, own: Qpn, setup: &Setup) -> Script<Pair> {
         let region = self.region;
         self.agent.ask(&format!("fill mr={} off=0 len={REGION} seed={SEED}", region.id))?;
@@ -369,7 +370,8 @@ impl Bench {
         self.agent.ask(&format!("{verb} qp={} {words}", pair.id))
     }
 
-    /// Binds a window to the first `length` bytes of a region, and returns it, with its rkey, once the binding is complete.
+    /// Binds a window to the first `length` bytes of a region, and returns it, with its rkey, once the binding is
+    /// complete.
     ///
     /// # Errors
     /// If the agent or the device refuses.

@@ -1,4 +1,5 @@
-//! Memory beside a region: the agent keeps bytes in front of and behind it, which belong to no region and which no packet may change.
+//! Memory beside a region: the agent keeps bytes in front of and behind it, which belong to no region and which no
+//! packet may change.
 
 use crate::bench::{Bench, Region};
 use crate::verdict::{Script, Stop};
@@ -18,7 +19,8 @@ impl Bench {
         self.register_by(&format!("mr size={size} margin={margin} access={access} pd={pd}"))
     }
 
-    /// Returns the place of the first byte of the margin that was changed, counted from the region's first byte: negative in front of it.
+    /// Returns the place of the first byte of the margin that was changed, counted from the region's first byte:
+    /// negative in front of it.
     ///
     /// # Errors
     /// If the agent refuses.

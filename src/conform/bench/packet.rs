@@ -14,7 +14,8 @@ use roxie_wire::{
 /// A packet to send. The default of each field is the right one.
 #[derive(Clone, Debug)]
 pub struct Craft {
-    /// The base header. Its pad count follows the payload, unless [`pad`](Self::pad) or [`unpadded`](Self::unpadded) is called.
+    /// The base header. Its pad count follows the payload, unless [`pad`](Self::pad) or [`unpadded`](Self::unpadded) is
+    /// called.
     pub bth: Bth,
     /// Extended headers.
     pub headers: Vec<u8>,
@@ -188,7 +189,8 @@ impl Craft {
     }
 }
 
-/// Sets the lengths of the IP and UDP headers, and the checksum of an IPv4 header: the builder pads, but a script may not.
+/// Sets the lengths of the IP and UDP headers, and the checksum of an IPv4 header: the builder pads, but a script may
+/// not.
 fn set_lengths(head: &mut [u8], frame: usize) {
     const ETHERNET: usize = 14;
     let udp = head.len() - 8;
@@ -240,8 +242,8 @@ impl Seen {
         self.packet.info().is_response()
     }
 
-    /// Describes the packet in the words of expectations: `ACK+0 msn 1`, `NAK_REMOTE_ACCESS+2 msn 1`, `RNR_NAK+0 msn 0`,
-    /// `READ_RESPONSE_ONLY+0 len 8`, `ATOMIC_ACKNOWLEDGE+1`, `SEND_ONLY+0 len 64`. PSNs are distances from `base`.
+    /// Describes the packet in the words of expectations: `ACK+0 msn 1`, `NAK_REMOTE_ACCESS+2 msn 1`, `RNR_NAK+0 msn
+    /// 0`, `READ_RESPONSE_ONLY+0 len 8`, `ATOMIC_ACKNOWLEDGE+1`, `SEND_ONLY+0 len 64`. PSNs are distances from `base`.
     pub fn words(&self, base: Psn) -> String {
         let info = self.packet.info();
         let ahead = self.psn_from(base);

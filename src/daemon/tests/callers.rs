@@ -73,7 +73,8 @@ fn descriptor_inside_question_stops_its_client_alone() {
     let (lingering, _peer) = lingering();
     let link = nic.link();
     answer_to(&link, &hello(&7)).expect("it hears");
-    // The thread is held before it reads the question, so that the last descriptor of the socket is the one that it closes.
+    // The thread is held before it reads the question, so that the last descriptor of the socket is the one that it
+    // closes.
     let held = lock(&nic.changes);
     hand_over_memory(&link);
     nic.wait("let in", |nic| !nic.daemon.served().is_empty());

@@ -1,4 +1,5 @@
-//! Well-behaved programs that use the library. Their messages arrive, their state stays as it is, and no other program interferes.
+//! Well-behaved programs that use the library. Their messages arrive, their state stays as it is, and no other program
+//! interferes.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -185,7 +186,8 @@ impl Service {
         self.server.1.slot().expect("served").slot()
     }
 
-    /// Connects the client to the server. Checks that the request reaches the server, and that each side gets the other's data.
+    /// Connects the client to the server. Checks that the request reaches the server, and that each side gets the
+    /// other's data.
     pub(super) fn call(&mut self) {
         self.calls += 1;
         let (manager, device) = &self.client;

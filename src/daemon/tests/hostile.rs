@@ -1,5 +1,5 @@
-//! A hostile program that speaks to the NIC without the library. It knows other clients' numbers and keys, names their objects,
-//! writes anything into its queues, and takes all resources it can get.
+//! A hostile program that speaks to the NIC without the library. It knows other clients' numbers and keys, names their
+//! objects, writes anything into its queues, and takes all resources it can get.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;

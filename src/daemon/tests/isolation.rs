@@ -1,8 +1,8 @@
-//! Well-behaved programs and a hostile one on the same NIC. In all actions of the hostile one, the state of the others is unaffected,
-//! its quota holds, and after its end none of its objects is left.
+//! Well-behaved programs and a hostile one on the same NIC. In all actions of the hostile one, the state of the others
+//! is unaffected, its quota holds, and after its end none of its objects is left.
 //!
-//! A seed decides the actions: `FIRST=7 SEEDS=1 cargo test --lib isolation`. `SEEDS=1000` takes many. The engine's own timing is
-//! left to the scheduler.
+//! A seed decides the actions: `FIRST=7 SEEDS=1 cargo test --lib isolation`. `SEEDS=1000` takes many. The engine's own
+//! timing is left to the scheduler.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 

@@ -1,4 +1,5 @@
-//! Memory and files that do not answer: of a file system that its owner serves, and that waits with a page or with an answer.
+//! Memory and files that do not answer: of a file system that its owner serves, and that waits with a page or with an
+//! answer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -105,7 +106,8 @@ fn silent_user_is_refused_until_memory_answers() {
     drop((client, memory));
 }
 
-/// A client hands over a file that does not answer, as its memory or with a request. Others come and are served, and the NIC ends.
+/// A client hands over a file that does not answer, as its memory or with a request. Others come and are served, and
+/// the NIC ends.
 #[test]
 fn silent_file_stops_its_client_alone() {
     let hand_over: [fn(&Nic, BorrowedFd<'_>) -> Link; 4] = [

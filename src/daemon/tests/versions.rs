@@ -18,7 +18,8 @@ use serde::de::DeserializeOwned;
 use super::kept;
 use super::*;
 
-/// The first message of a library of this version, as it is on the socket: length, version, name, and address and content of the secret.
+/// The first message of a library of this version, as it is on the socket: length, version, name, and address and
+/// content of the secret.
 fn recorded_hello(version: u8, secret: &u64) -> Vec<u8> {
     let mut body = vec![version, 3, b'l', b'i', b'b'];
     for mut word in [std::ptr::from_ref(secret) as u64, *secret] {
@@ -77,8 +78,8 @@ fn altered_version_names_the_end_to_update() {
     assert!(nic.daemon.served().is_empty());
 }
 
-/// Adds what bytes mean as `T`: `prefix`, a number of a variant, and ones, or the first other number that is allowed behind them. Numbers
-/// without a variant are left out.
+/// Adds what bytes mean as `T`: `prefix`, a number of a variant, and ones, or the first other number that is allowed
+/// behind them. Numbers without a variant are left out.
 fn add_meanings<T: DeserializeOwned + Debug>(
     parts: &mut BTreeSet<String>,
     name: &str,

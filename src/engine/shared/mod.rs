@@ -53,7 +53,8 @@ pub(super) struct Shared {
     pub(super) backoff_timer: TimerFd,
     /// The port's descriptors, readable when frames arrive.
     frames: Mutex<Arc<[OwnedFd]>>,
-    /// Number of threads that wait for the worker, without the thread that owns it. The owner lets them in before a pass.
+    /// Number of threads that wait for the worker, without the thread that owns it. The owner lets them in before a
+    /// pass.
     waiting: AtomicU32,
     /// True if callers do not run the worker: a thread of the engine does, or [`Engine::step`](super::Engine::step).
     has_owner: bool,
@@ -63,8 +64,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Dead;
 
-/// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker locked. If
-/// callers do not run the worker, its owner checks instead.
+/// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker
+/// locked. If callers do not run the worker, its owner checks instead.
 pub(super) struct WorkerGuard<'a> {
     shared: &'a Shared,
     worker: Option<MutexGuard<'a, Worker>>,
@@ -147,8 +148,8 @@ impl Shared {
         }
     }
 
-    /// Locks the worker unless it is locked. A caller that has rung a doorbell before need not retry: the holder checks the
-    /// doorbells.
+    /// Locks the worker unless it is locked. A caller that has rung a doorbell before need not retry: the holder checks
+    /// the doorbells.
     pub(super) fn try_turn(&self) -> Option<WorkerGuard<'_>> {
         match self.turns.after_ringing() {
             Ok(worker) => worker.map(|worker| self.turn(worker)),
@@ -167,8 +168,8 @@ impl Shared {
         worker
     }
 
-    /// Locks the worker for reading, dead or alive. When the turn ends, the caller may run the event sink: it must hold no lock that the sink
-    /// takes.
+    /// Locks the worker for reading, dead or alive. When the turn ends, the caller may run the event sink: it must hold
+    /// no lock that the sink takes.
     pub(super) fn lock_to_inspect(&self) -> WorkerGuard<'_> {
         self.turn(self.between(|| self.lock_any()))
     }
@@ -183,8 +184,8 @@ impl Shared {
         self.between(|| self.lock())
     }
 
-    /// Locks between two passes of the thread that owns the worker. That thread waits until the caller unlocks, so only callers that end the
-    /// engine do this. All others send it a [`Visit`](super::Visit).
+    /// Locks between two passes of the thread that owns the worker. That thread waits until the caller unlocks, so only
+    /// callers that end the engine do this. All others send it a [`Visit`](super::Visit).
     fn between<G>(&self, lock: impl Fn() -> G) -> G {
         self.waiting.fetch_add(1, Relaxed);
         let guard = lock();
@@ -242,24 +243,24 @@ impl Shared {
         (at != NOTHING).then_some(Nanos(at))
     }
 
-    /// Ends a caller's pass without its sending half. The acknowledgement counts as deferred only if there is something to send: a
-    /// received acknowledgement must not start the time limit of the next reply.
+    /// Ends a caller's pass without its sending half. The acknowledgement counts as deferred only if there is something
+    /// to send: a received acknowledgement must not start the time limit of the next reply.
     pub(super) fn defer_acks(&self, worker: &Worker, now: Nanos) {
         if worker.nic().has_ready() {
             self.deferred_ack_since.store(now.0, Relaxed);
         }
     }
 
-    /// Sends deferred acknowledgements before the engine is taken down. A caller that destroys its QP after the last completion
-    /// would otherwise withhold the acknowledgement of that very message from its peer.
+    /// Sends deferred acknowledgements before the engine is taken down. A caller that destroys its QP after the last
+    /// completion would otherwise withhold the acknowledgement of that very message from its peer.
     pub(super) fn send_deferred_acks(&self, worker: &mut Worker, now: Nanos) {
         if self.deferred_ack_since().is_some() {
             self.send_out(worker, now);
         }
     }
 
-    /// After a caller's pass that did something: wakes the engine thread if the next pass is needed before the thread will wake by
-    /// itself.
+    /// After a caller's pass that did something: wakes the engine thread if the next pass is needed before the thread
+    /// will wake by itself.
     pub(super) fn wake_if_needed(&self, worker: &Worker, more: bool) {
         // A backoff sleep ends soon anyway, and polling callers handle the timers.
         if self.handoff.is_in_backoff() {
@@ -271,7 +272,8 @@ impl Shared {
         }
     }
 
-    /// Runs `meanwhile` while this caller stands in for the engine thread on the link, unless another caller already does.
+    /// Runs `meanwhile` while this caller stands in for the engine thread on the link, unless another caller already
+    /// does.
     pub(super) fn while_substituting<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
         let substitutes = self.handoff.begin_substituting(now.0);
         let result = meanwhile();
@@ -323,7 +325,8 @@ impl Shared {
             return;
         }
         if self.is_crowded(now) {
-            // Sleep until the holder unlocks. A yield would last until a program that computes has used up its time slice.
+            // Sleep until the holder unlocks. A yield would last until a program that computes has used up its time
+            // slice.
             drop(self.lock_between());
         } else {
             thread::yield_now();
@@ -361,8 +364,8 @@ impl Shared {
         }
     }
 
-    /// True if the last caller's pass, at most [`WaitPolicy::JUST_NOW_NS`] ago, found nothing, and nothing is to be sent. A caller
-    /// about to sleep on the link's descriptors need not poll again: the descriptors report new frames.
+    /// True if the last caller's pass, at most [`WaitPolicy::JUST_NOW_NS`] ago, found nothing, and nothing is to be
+    /// sent. A caller about to sleep on the link's descriptors need not poll again: the descriptors report new frames.
     pub(super) fn was_empty_recently(&self, now: Nanos) -> bool {
         is_within(self.idle_at.load(Relaxed), now.0, WaitPolicy::JUST_NOW_NS)
             && self.deferred_ack_since().is_none()

@@ -1,5 +1,5 @@
-//! The results of a lab, as data. `--json` prints it; [`super::text`] and [`super::page`] draw it, and show no number that it
-//! does not contain.
+//! The results of a lab, as data. `--json` prints it; [`super::text`] and [`super::page`] draw it, and show no number
+//! that it does not contain.
 
 use roxie_report::failure::Failure;
 use roxie_report::formats;
@@ -158,7 +158,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Returns a table with one run per row: its first choices, then facts. `facts` are pairs of column title and fact name.
+    /// Returns a table with one run per row: its first choices, then facts. `facts` are pairs of column title and fact
+    /// name.
     pub(crate) fn of_runs<'a>(
         title: &str,
         choices: &[&'static str],

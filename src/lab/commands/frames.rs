@@ -1,4 +1,5 @@
-//! Frames without a NIC, for labs about switches: RoCE frames of a given length and priority, and stations that send them.
+//! Frames without a NIC, for labs about switches: RoCE frames of a given length and priority, and stations that send
+//! them.
 
 use roxie::frame::FrameMut;
 use roxie::time::Nanos;
@@ -12,8 +13,8 @@ pub(super) fn refused(error: &ConfigError) -> Failure {
     Failure::Usage(error.to_string())
 }
 
-/// Returns a RoCE v2 frame of `length` bytes, with a DSCP of this priority. A length below the headers' gives a frame of
-/// just the headers.
+/// Returns a RoCE v2 frame of `length` bytes, with a DSCP of this priority. A length below the headers' gives a frame
+/// of just the headers.
 pub(super) fn frame(from: usize, to: usize, length: usize, priority: u8) -> Vec<u8> {
     let template = Template::new(&FlowSpec {
         src_mac: Host::mac(from as u16 + 1),

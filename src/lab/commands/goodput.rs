@@ -24,8 +24,8 @@ const MTU: Mtu = Mtu::Mtu4096;
 /// Bytes of a full packet on the link beside its payload: Ethernet with preamble, gap and FCS, IPv4, UDP, BTH, ICRC.
 const HEADERS: f64 = 38.0 + 20.0 + 8.0 + 12.0 + 4.0;
 
-/// Share of the goodput without loss that is left in theory, with `loss` of the packets lost and `flight` packets in a round trip:
-/// go-back-N sends `flight` packets again for each loss, selective repeat one.
+/// Share of the goodput without loss that is left in theory, with `loss` of the packets lost and `flight` packets in a
+/// round trip: go-back-N sends `flight` packets again for each loss, selective repeat one.
 fn theory(loss: f64, flight: f64) -> (f64, f64) {
     ((1.0 - loss) / (1.0 + loss * flight), 1.0 - loss)
 }

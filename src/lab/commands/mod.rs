@@ -1,7 +1,7 @@
 //! `roxie lab`: runs of the engine to learn from, as text, as data, and as interactive pages.
 //!
-//! [`catalogue`] lists the labs. Each makes a [`document`], which [`text`] and [`page`] draw. [`stage`] sets up two queue
-//! pairs.
+//! [`catalogue`] lists the labs. Each makes a [`document`], which [`text`] and [`page`] draw. [`stage`] sets up two
+//! queue pairs.
 
 mod atomic;
 mod catalogue;

@@ -1,5 +1,5 @@
-//! A report as one self-contained HTML page, with style, script, and the report as `--json` prints it. The script draws the
-//! report and computes no number.
+//! A report as one self-contained HTML page, with style, script, and the report as `--json` prints it. The script draws
+//! the report and computes no number.
 
 use roxie_report::ladder;
 use serde_json::Value;

@@ -164,7 +164,8 @@ fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) ->
         ..PfcConfig::new(&[3]).map_err(|e| refused(&e))?
     };
     let mut ports = FabricConfig::ports(2, &PortConfig::new(link));
-    // The egress is blocked: at 1 kb/s, a frame of another priority occupies it, and lossless frames stay in the buffer.
+    // The egress is blocked: at 1 kb/s, a frame of another priority occupies it, and lossless frames stay in the
+    // buffer.
     ports[1].link.rate = LinkRate(1_000);
     let switch = SwitchConfig {
         lossless: Threshold::Static(xoff),
@@ -213,8 +214,8 @@ fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) ->
     Ok(Moment { xoff, used: inward.headroom_peak, dropped, told: told.unwrap_or(0.0), points })
 }
 
-/// Returns by how many bytes the arrivals must stay below the sum, so that the last frame is in time: the simulation counts
-/// whole nanoseconds.
+/// Returns by how many bytes the arrivals must stay below the sum, so that the last frame is in time: the simulation
+/// counts whole nanoseconds.
 fn rounding(arguments: &Arguments, metres: u64) -> Result<u64, Failure> {
     let total = arguments.sum(metres).total;
     let fits =

@@ -133,8 +133,8 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
     };
     let target = stage.regions[0].sge(0, bytes as u32);
     stage.post(&wr, Payload::Sges(&[target]))?;
-    // The responder's application overwrites the memory once the first response has been read from it, at most 20 us after the
-    // start.
+    // The responder's application overwrites the memory once the first response has been read from it, at most 20 us
+    // after the start.
     while stage.counter(1, "sent_pkts") == 0 && stage.fabric.now() < begin + Nanos::from_micros(20) {
         if stage.fabric.step(begin + Nanos::from_micros(20)).is_none() {
             break;

@@ -1,5 +1,5 @@
-//! Data Center Bridging eXchange (DCBX): TLVs by which a port announces its priorities, ETS shares and lossless priorities to its neighbour
-//! (IEEE 802.1Qaz, 802.1Q annex D), carried in LLDP (802.1AB).
+//! Data Center Bridging eXchange (DCBX): TLVs by which a port announces its priorities, ETS shares and lossless
+//! priorities to its neighbour (IEEE 802.1Qaz, 802.1Q annex D), carried in LLDP (802.1AB).
 
 /// Number of priorities, and of traffic classes (802.1Q).
 pub const CLASSES: usize = 8;

@@ -28,14 +28,16 @@ pub struct Sum {
     pub whole: u64,
     /// Remaining wire bytes, for a shorter frame.
     pub rest: u64,
-    /// Maximum frame length in bytes: that of the frame that crosses the threshold, and of the last frame before transmission stops.
+    /// Maximum frame length in bytes: that of the frame that crosses the threshold, and of the last frame before
+    /// transmission stops.
     pub longest: u64,
     /// The headroom, in bytes of the buffer.
     pub total: u64,
 }
 
 impl Sum {
-    /// Computes the headroom for a link, a peer that stops after `response`, and a maximum frame length in bytes without FCS.
+    /// Computes the headroom for a link, a peer that stops after `response`, and a maximum frame length in bytes
+    /// without FCS.
     pub fn of(link: &LinkConfig, response: Nanos, longest: u32) -> Sum {
         let full = link.wire_bytes(longest as usize);
         let term = |what, how: String, time: Nanos| Term { what, how, time, wire: link.rate.bytes_in(time) };
@@ -65,9 +67,9 @@ impl Sum {
         }
     }
 
-    /// Returns the lengths of back-to-back frames that use the whole headroom except for `less` bytes. The first crosses the threshold.
-    /// Frames of maximum length must follow, in any number. A line that counts in whole nanoseconds may need `less` > 0, because the sum
-    /// rounds up.
+    /// Returns the lengths of back-to-back frames that use the whole headroom except for `less` bytes. The first
+    /// crosses the threshold. Frames of maximum length must follow, in any number. A line that counts in whole
+    /// nanoseconds may need `less` > 0, because the sum rounds up.
     pub fn worst_frames(&self, link: &LinkConfig, less: u64) -> Vec<usize> {
         let (longest, overhead) = (self.longest as usize, link.overhead as usize);
         let shortest = SHORTEST_FRAME + overhead;

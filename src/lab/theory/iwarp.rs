@@ -1,5 +1,5 @@
-//! iWARP: RDMA messages over TCP. RDMAP (RFC 5040) has the operation, DDP (RFC 5041) the placement, MPA (RFC 5044) the framing within the
-//! stream.
+//! iWARP: RDMA messages over TCP. RDMAP (RFC 5040) has the operation, DDP (RFC 5041) the placement, MPA (RFC 5044) the
+//! framing within the stream.
 
 use super::crc::crc32c;
 

@@ -1,7 +1,7 @@
 //! Decodes a RoCE frame field by field: position, value, and ICRC coverage.
 //!
-//! [`fields`] parses the frame as the NIC does, then walks it once in wire order. Every bit of the frame is in exactly one field, which
-//! `src/lab/tests/labs` checks.
+//! [`fields`] parses the frame as the NIC does, then walks it once in wire order. Every bit of the frame is in exactly
+//! one field, which `src/lab/tests/labs` checks.
 
 use roxie_wire::display::Mac;
 use roxie_wire::frame::Frame;

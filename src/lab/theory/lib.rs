@@ -1,4 +1,5 @@
-//! Computations behind `roxie lab`: the fields of a frame, buffer headroom, and the framing of the same bytes by other protocols.
+//! Computations behind `roxie lab`: the fields of a frame, buffer headroom, and the framing of the same bytes by other
+//! protocols.
 //!
 //! ```
 //! use roxie_lab_theory::crc::{crc32c, vcrc};

@@ -1,5 +1,5 @@
-//! NVMe over fabrics: the messages between host and controller for one READ or WRITE (NVMe base specification 2.0; RDMA and TCP transport
-//! specifications 1.0).
+//! NVMe over fabrics: the messages between host and controller for one READ or WRITE (NVMe base specification 2.0; RDMA
+//! and TCP transport specifications 1.0).
 
 use roxie_messages::nvme::command::{self, io as opcode};
 use roxie_messages::nvme::{Response, Sgl, Status, response};
@@ -104,8 +104,8 @@ const DATA_TO_CONTROLLER: (u8, &str, usize) = (0x06, "H2CData", 24);
 const DATA_TO_HOST: (u8, &str, usize) = (0x07, "C2HData", 24);
 const READY: (u8, &str, usize) = (0x09, "R2T", 24);
 
-/// Returns the PDUs of a command over TCP, without digests. A WRITE of up to `in_capsule` bytes is sent with its command; a longer one
-/// waits for R2T. Data is sent in PDUs of at most `most` bytes.
+/// Returns the PDUs of a command over TCP, without digests. A WRITE of up to `in_capsule` bytes is sent with its
+/// command; a longer one waits for R2T. Data is sent in PDUs of at most `most` bytes.
 pub fn over_tcp(command: &Command, data: &[u8], in_capsule: usize, most: usize) -> Vec<Pdu> {
     let sqe = Command { key: None, ..*command }.to_bytes();
     let response = pdu(RESPONSE_PDU, false, &command.response(1), &[]);

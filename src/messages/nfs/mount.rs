@@ -1,4 +1,5 @@
-//! MOUNT version 3 (RFC 1813 I), record marking of RPC over TCP (RFC 5531 11), and the port mapper's query (RFC 1833 3).
+//! MOUNT version 3 (RFC 1813 I), record marking of RPC over TCP (RFC 5531 11), and the port mapper's query (RFC 1833
+//! 3).
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -4,7 +4,8 @@
 //!  XID | version | credits | type | read list | write list | reply chunk | RPC message
 //! ```
 //!
-//! A read chunk has data of a call that the server reads. A write chunk takes a data item of the reply, a reply chunk all of a reply.
+//! A read chunk has data of a call that the server reads. A write chunk takes a data item of the reply, a reply chunk
+//! all of a reply.
 
 use std::fmt;
 

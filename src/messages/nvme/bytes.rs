@@ -1,4 +1,5 @@
-//! Little-endian fields of fixed-size arrays. Offsets are constants of the caller, so a wrong one fails in the first test.
+//! Little-endian fields of fixed-size arrays. Offsets are constants of the caller, so a wrong one fails in the first
+//! test.
 
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])

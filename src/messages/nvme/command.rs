@@ -143,8 +143,8 @@ impl Command {
         Command { dwords: [feature as u32, value, 0, 0, 0, 0], ..Command::new(admin::SET_FEATURES, 0) }
     }
 
-    /// Returns an Abort of the command `id` of a queue; 0: the admin queue. Bit 0 of the result is 0 if the command was aborted: it ends
-    /// with [`Status::ABORTED`](crate::nvme::Status::ABORTED) then (NVMe base specification 5.1).
+    /// Returns an Abort of the command `id` of a queue; 0: the admin queue. Bit 0 of the result is 0 if the command was
+    /// aborted: it ends with [`Status::ABORTED`](crate::nvme::Status::ABORTED) then (NVMe base specification 5.1).
     pub const fn abort(queue: u16, id: u16) -> Command {
         let dwords = [queue as u32 | (id as u32) << 16, 0, 0, 0, 0, 0];
         Command { dwords, ..Command::new(admin::ABORT, 0) }

@@ -1,7 +1,7 @@
 //! NVMe over Fabrics over RDMA.
 //!
-//! Read [`command`] first. Sources: NVMe base specification 1.4, NVMe over Fabrics 1.1, NVMe RDMA transport specification 1.0. All fields are
-//! little-endian.
+//! Read [`command`] first. Sources: NVMe base specification 1.4, NVMe over Fabrics 1.1, NVMe RDMA transport
+//! specification 1.0. All fields are little-endian.
 
 mod bytes;
 pub mod cm;

@@ -1,4 +1,5 @@
-//! Completion queue entries, which over RDMA are response capsules (NVMe base specification 4.6; NVMe over Fabrics 2.2.2).
+//! Completion queue entries, which over RDMA are response capsules (NVMe base specification 4.6; NVMe over Fabrics
+//! 2.2.2).
 
 use std::fmt;
 

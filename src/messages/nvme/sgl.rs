@@ -57,7 +57,8 @@ impl Sgl {
     /// The descriptor of a command without data, as Linux sends it: keyed, zero bytes.
     pub const NONE: Sgl = Sgl::Keyed { address: 0, length: 0, key: 0, invalidate: false };
 
-    /// Parses a descriptor. Total: an unknown one is [`Sgl::Other`]. Reserved bytes are ignored: Linux leaves an earlier key in them.
+    /// Parses a descriptor. Total: an unknown one is [`Sgl::Other`]. Reserved bytes are ignored: Linux leaves an
+    /// earlier key in them.
     pub fn parse(bytes: &[u8; LENGTH]) -> Sgl {
         let (address, length) = (u64_at(bytes, 0), u32_at(bytes, 8));
         match bytes[15] {

@@ -21,7 +21,8 @@ const DROPPED: usize = 1 << 15;
 
 /// Requests that were dropped, so that their repetitions are known.
 ///
-/// An honest peer repeats its request a few times. A flood that names random addresses repeats none, or a few thousand over and over.
+/// An honest peer repeats its request a few times. A flood that names random addresses repeats none, or a few thousand
+/// over and over.
 #[derive(Debug, Default)]
 pub(super) struct DroppedRequests {
     /// Number of dropped copies.
@@ -69,9 +70,9 @@ impl Manager {
         Ok(listener)
     }
 
-    /// As [`listen`](Manager::listen). A request keeps its place in the backlog until its peer confirms the answer, so that
-    /// `backlog` limits all half-open connections of the service. [`Event::Unreachable`](super::Event::Unreachable) reports
-    /// those that lose their place.
+    /// As [`listen`](Manager::listen). A request keeps its place in the backlog until its peer confirms the answer, so
+    /// that `backlog` limits all half-open connections of the service.
+    /// [`Event::Unreachable`](super::Event::Unreachable) reports those that lose their place.
     ///
     /// # Errors
     /// The errors of [`listen`](Manager::listen).
@@ -212,8 +213,8 @@ impl Manager {
     }
 
     /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The
-    /// peer of a half-open one has sent no message since our answer, although a live peer replies immediately. The evicted
-    /// peer is not notified. Returns false if there is no candidate.
+    /// peer of a half-open one has sent no message since our answer, although a live peer replies immediately. The
+    /// evicted peer is not notified. Returns false if there is no candidate.
     fn evict_oldest(&mut self) -> bool {
         while let Some(id) = self.answered.pop_front() {
             let Some(connection) = self.table.get(id).filter(|c| c.is_evictable()) else { continue };

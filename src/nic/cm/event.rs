@@ -66,8 +66,8 @@ pub enum Event {
         /// The reply (REP).
         reply: Box<Rep>,
     },
-    /// A request has lost its place in the backlog before it was answered or [taken](super::Manager::take): its peer no longer
-    /// repeats it, or other requests were more urgent. Last event of this connection.
+    /// A request has lost its place in the backlog before it was answered or [taken](super::Manager::take): its peer no
+    /// longer repeats it, or other requests were more urgent. Last event of this connection.
     Withdrawn {
         /// ID of the connection or resolution, which has ended.
         id: CommId,

@@ -1,7 +1,8 @@
 //! Requests for the peer's QP of a connection (IBTA 12.9.8.3.1).
 //!
-//! Such a request means that the peer has restarted and has forgotten the connection, or that another host or another user of the peer's host has
-//! named the QP. The manager therefore examines the connection before it believes the request:
+//! Such a request means that the peer has restarted and has forgotten the connection, or that another host or another
+//! user of the peer's host has named the QP. The manager therefore examines the connection before it believes the
+//! request:
 //!
 //! ```text
 //!  0 s               the request arrives, and is not answered
@@ -9,10 +10,12 @@
 //!  1 s               no packet: the request is refused as stale, and the connection ends
 //! ```
 //!
-//! A connection that is alive stays. Requests for its QP are dropped for the rest of the second, so that they cause three packets a second at most.
+//! A connection that is alive stays. Requests for its QP are dropped for the rest of the second, so that they cause
+//! three packets a second at most.
 //!
-//! A connection that is not established, or no longer, is not examined: the request is refused, and the manager repeats the message that
-//! the connection waits for an answer to. A peer that has restarted answers a REP with a REJ, and a DREQ with a DREP.
+//! A connection that is not established, or no longer, is not examined: the request is refused, and the manager repeats
+//! the message that the connection waits for an answer to. A peer that has restarted answers a REP with a REJ, and a
+//! DREQ with a DREP.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -83,8 +86,8 @@ pub(super) struct OpenExaminations {
 }
 
 impl OpenExaminations {
-    /// Returns the examination that gives its place to one of `address`: the oldest of the address with the most places, if `address` has at
-    /// least two places fewer. `None`: there is a free place. `Err`: there is none.
+    /// Returns the examination that gives its place to one of `address`: the oldest of the address with the most
+    /// places, if `address` has at least two places fewer. `None`: there is a free place. `Err`: there is none.
     fn make_place(&self, address: Gid) -> Result<Option<CommId>, ()> {
         if self.by_age.len() < MOST {
             return Ok(None);
@@ -146,8 +149,8 @@ impl Manager {
         }
     }
 
-    /// Handles a message that names the QP of this connection's peer, perhaps a request. Begins to examine an established connection. A request
-    /// is dropped if the connection is examined already, or too many are.
+    /// Handles a message that names the QP of this connection's peer, perhaps a request. Begins to examine an
+    /// established connection. A request is dropped if the connection is examined already, or too many are.
     pub(super) fn examine(&mut self, now: Nanos, id: CommId, request: Option<(u64, Req, Route)>) {
         let Some(connection) = self.table.get(id) else { return };
         if connection.state != ConnectionState::Established {
@@ -202,8 +205,8 @@ impl Manager {
         self.send(route, tid, &CmMessage::Mra(mra));
     }
 
-    /// Repeats the message that a connection waits for an answer to. A peer that does not know the connection ends it by its answer, and its next
-    /// request is then accepted.
+    /// Repeats the message that a connection waits for an answer to. A peer that does not know the connection ends it
+    /// by its answer, and its next request is then accepted.
     fn send_again_to_suspect(&mut self, id: CommId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         match connection.state {

@@ -15,11 +15,11 @@ use super::transitions::Cause;
 
 /// Delay before a refused request is repeated.
 const AGAIN: Nanos = Nanos::from_millis(20);
-/// Delay before a request is repeated that was refused as stale: the peer ends the old connection first. The delay doubles with each further
-/// repetition until an answer arrives.
+/// Delay before a request is repeated that was refused as stale: the peer ends the old connection first. The delay
+/// doubles with each further repetition until an answer arrives.
 const AFTER_STALE: Nanos = Nanos::from_millis(100);
-/// Number of times that a request may be refused as stale before the consumer is told. Each refusal has the peer repeat its message for the old
-/// connection, which may be lost.
+/// Number of times that a request may be refused as stale before the consumer is told. Each refusal has the peer repeat
+/// its message for the old connection, which may be lost.
 const STALE_REFUSALS: u8 = 3;
 
 impl Manager {
@@ -70,8 +70,8 @@ impl Manager {
         insists
     }
 
-    /// Repeats a request that was refused because the peer has an old connection of our QP, which it is about to end. Returns false if the
-    /// request was refused too often.
+    /// Repeats a request that was refused because the peer has an old connection of our QP, which it is about to end.
+    /// Returns false if the request was refused too often.
     pub(super) fn repeat_stale(&mut self, now: Nanos, id: CommId) -> bool {
         let insists = self.config.insistence > Nanos::ZERO;
         let Some(connection) =

@@ -131,7 +131,8 @@ impl Listeners {
     }
 
     /// Returns the request that gives its place to one from `address`: the oldest of the address with the most places,
-    /// the oldest of the least urgent ones, or the oldest that is no longer young. `Err`: the backlog is full, and has none.
+    /// the oldest of the least urgent ones, or the oldest that is no longer young. `Err`: the backlog is full, and has
+    /// none.
     pub(super) fn make_place(
         &self,
         place: BacklogPlace,

@@ -43,8 +43,8 @@ pub struct Config {
     /// costs this delay, not the peer's whole response timeout. Repetitions use no retry, and a peer that has the
     /// message ignores them. Zero: no repetition.
     pub first_repeat: Nanos,
-    /// Maximum number of messages for an accepted request, while its address has never confirmed a connection. Any host may be
-    /// named as the source of a request.
+    /// Maximum number of messages for an accepted request, while its address has never confirmed a connection. Any host
+    /// may be named as the source of a request.
     pub unproven_messages: u8,
     /// Offer selective repeat to peers, and agree to it, on RC.
     pub selective_repeat: bool,

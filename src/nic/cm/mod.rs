@@ -13,7 +13,8 @@
 //!             next_deadline()                  latest time of the next handle_timeouts
 //! ```
 //!
-//! After each call and each input, answer all examinations, take all transmits, then all events, then check the deadline.
+//! After each call and each input, answer all examinations, take all transmits, then all events, then check the
+//! deadline.
 //!
 //! # A connection
 //!
@@ -40,9 +41,9 @@
 //!
 //! # Handover
 //!
-//! A [`HandoverStore`] receives, at each change of a connection, the state to [hand over](Handover). If the process of a
-//! manager dies, another manager [takes over](Manager::take_over) its connections and ends them, so that peers need not
-//! wait for their timeouts.
+//! A [`HandoverStore`] receives, at each change of a connection, the state to [hand over](Handover). If the process of
+//! a manager dies, another manager [takes over](Manager::take_over) its connections and ends them, so that peers need
+//! not wait for their timeouts.
 //!
 //! # Unreachable hosts
 //!
@@ -58,8 +59,8 @@
 //! * Timeouts and retries that a peer asks for are granted within limits.
 //! * Each address has a quota of half-open connections.
 //! * If the table is full, the oldest connection that its peer has not confirmed is evicted.
-//! * Each message causes at most one message in return; two, if it reveals a stale connection, and an MRA before these if
-//!   their time is short. An accepted request causes three, until its address has confirmed a connection once.
+//! * Each message causes at most one message in return; two, if it reveals a stale connection, and an MRA before these
+//!   if their time is short. An accepted request causes three, until its address has confirmed a connection once.
 //! * A request that names the QP of a connected peer ends the connection only if the peer is silent for a second.
 //! * Messages of a connection are accepted from its peer's address only.
 //! * Malformed messages, messages for unknown connections, and messages in the wrong state are counted.

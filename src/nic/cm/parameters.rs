@@ -65,7 +65,8 @@ impl Parameters {
         }
     }
 
-    /// Returns the numbers of READs and atomics that a peer's request leaves to our side: at a time from the peer, and to it.
+    /// Returns the numbers of READs and atomics that a peer's request leaves to our side: at a time from the peer, and
+    /// to it.
     pub(super) fn depths(req: &Req) -> (u8, u8) {
         if PlantedBug::DepthsAreSwapped.is() {
             return (req.responder_resources, req.initiator_depth);

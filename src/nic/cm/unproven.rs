@@ -1,8 +1,8 @@
 //! Messages to addresses that have not shown that they receive any.
 //!
-//! A request names any address as its source, and the host there may never have sent one. An accepted request therefore causes a
-//! bounded number of messages: the REP, one repetition, and the REJ that ends the wait. An address proves itself by a message
-//! that names our communication ID, which only a receiver of our messages knows.
+//! A request names any address as its source, and the host there may never have sent one. An accepted request therefore
+//! causes a bounded number of messages: the REP, one repetition, and the REJ that ends the wait. An address proves
+//! itself by a message that names our communication ID, which only a receiver of our messages knows.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,8 +1,8 @@
 //! Checks that redundant state of a NIC agrees, for tests, between two passes.
 //!
-//! The number of users of an object follows from the users; the entries of the arbiter's queues and of the timer wheels follow
-//! from the QPs. An error in such state shows late and elsewhere, if at all: as an object that cannot be destroyed, a QP that
-//! waits forever, an extra turn.
+//! The number of users of an object follows from the users; the entries of the arbiter's queues and of the timer wheels
+//! follow from the QPs. An error in such state shows late and elsewhere, if at all: as an object that cannot be
+//! destroyed, a QP that waits forever, an extra turn.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

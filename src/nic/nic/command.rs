@@ -95,8 +95,8 @@ pub enum Command {
     DestroyFlow(FlowId),
     /// Lists the QPs.
     ListQps,
-    /// Returns true if a packet of a connected QP's peer has arrived since the last such command. If none has and the flag is set, an RC QP
-    /// repeats a packet that the peer must acknowledge again.
+    /// Returns true if a packet of a connected QP's peer has arrived since the last such command. If none has and the
+    /// flag is set, an RC QP repeats a packet that the peer must acknowledge again.
     ExamineQp(QpIndex, bool),
     // Messages encode variants by their number: variants that are no messages come last.
     /// Makes a QP share a rate with others, until it is destroyed.
@@ -123,7 +123,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// True if the command makes or changes an object, which takes an interface. False if it removes one, ends a QP's work, or reports.
+    /// True if the command makes or changes an object, which takes an interface. False if it removes one, ends a QP's
+    /// work, or reports.
     pub fn needs_interface(&self) -> bool {
         match self {
             Command::ModifyQp(_, attr) => !matches!(attr.state, Some(QpState::Err | QpState::Reset)),
@@ -147,7 +148,8 @@ impl Command {
         }
     }
 
-    /// Allocates and zeroes the memory that a QP takes: up to 20 MB, some 20 ms, which are the caller's and not a pass's.
+    /// Allocates and zeroes the memory that a QP takes: up to 20 MB, some 20 ms, which are the caller's and not a
+    /// pass's.
     ///
     /// # Errors
     /// If its sizes are beyond the limits, or there is no memory.
@@ -211,7 +213,8 @@ pub enum Answer {
     /// True if the QP has heard from its peer.
     Heard(bool),
     // Last, as in `Command`.
-    /// A completion or shared receive queue moves to another ring in steps. The last [`Nic::go_on_moving`](super::Nic::go_on_moving) answers.
+    /// A completion or shared receive queue moves to another ring in steps. The last
+    /// [`Nic::go_on_moving`](super::Nic::go_on_moving) answers.
     #[serde(skip)]
     Moving(Object),
     /// A QP's log, oldest first.
@@ -224,8 +227,8 @@ pub enum Answer {
 pub struct GsiRoutes {
     /// Units of the client's communication IDs (their upper 8 bits).
     pub units: Vec<u8>,
-    /// Service IDs that the client listens for, sorted. The address is one of the host, unspecified for all of its family, or `None`
-    /// for all.
+    /// Service IDs that the client listens for, sorted. The address is one of the host, unspecified for all of its
+    /// family, or `None` for all.
     services: Vec<(u64, Option<IpAddr>)>,
 }
 
@@ -274,7 +277,8 @@ pub struct QpStatus {
     pub sq_psn: Psn,
     /// The expected PSN.
     pub rq_psn: Psn,
-    /// State of congestion control, if the rate is limited: current for a single QP's query, else as of the last packet.
+    /// State of congestion control, if the rate is limited: current for a single QP's query, else as of the last
+    /// packet.
     pub control: Option<State>,
 }
 

@@ -1,7 +1,7 @@
 //! The objects that a command names, makes and removes.
 //!
-//! The NIC uses this to check that the objects exist. A NIC that serves other processes also checks that they belong to the
-//! client.
+//! The NIC uses this to check that the objects exist. A NIC that serves other processes also checks that they belong to
+//! the client.
 
 use super::command::{Answer, Command};
 use super::memory_command::{Form, MemoryCommand, ReceiveSource};
@@ -83,8 +83,9 @@ impl Command {
         }
     }
 
-    /// Returns the command once more, for another worker of a device, if each worker executes it: commands about domains, registered memory,
-    /// completion queues, address handles and the whole device. A shared receive queue is made by [`Command::JoinSrq`] there.
+    /// Returns the command once more, for another worker of a device, if each worker executes it: commands about
+    /// domains, registered memory, completion queues, address handles and the whole device. A shared receive queue is
+    /// made by [`Command::JoinSrq`] there.
     pub fn for_sibling(&self) -> Option<Command> {
         Some(match self {
             Command::AllocPd => Command::AllocPd,

@@ -1,7 +1,7 @@
 //! Congestion control and traffic classes in the NIC: notifications, ECN marking and priorities.
 //!
-//! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the sequence. An
-//! attacker that cannot see the QP's packets must guess the QPN and the PSN.
+//! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the
+//! sequence. An attacker that cannot see the QP's packets must guess the QPN and the PSN.
 
 use super::classes::{EcnPolicy, Trust};
 use super::congestion_config::CongestionConfig;
@@ -15,7 +15,8 @@ use crate::verbs::{AddressVector, QpIndex, QpState};
 use roxie_base::time::Nanos;
 use roxie_wire::{Operation, Packet};
 
-/// How far ahead of the expected PSN a marked packet may be and still be answered: the most packets that a peer has in flight.
+/// How far ahead of the expected PSN a marked packet may be and still be answered: the most packets that a peer has in
+/// flight.
 const PLAUSIBLY_AHEAD: i32 = 1 << 16;
 /// The NIC's state of congestion control.
 #[derive(Debug)]
@@ -66,8 +67,8 @@ impl Congestion {
         self.tag_with(av, self.config.classes.priority(av))
     }
 
-    /// Returns the 802.1Q tag of frames of this priority along a path, if they have one: the VLAN of the source GID, with the priority in
-    /// the upper three bits. Frames of no VLAN have one if the traffic classes say so.
+    /// Returns the 802.1Q tag of frames of this priority along a path, if they have one: the VLAN of the source GID,
+    /// with the priority in the upper three bits. Frames of no VLAN have one if the traffic classes say so.
     pub(super) fn tag_with(&self, av: &AddressVector, priority: u8) -> Option<u16> {
         let vlan = av.encapsulation.vlan;
         let is_tagged = vlan != 0 || self.carries_tags && self.config.classes.tagged;
@@ -165,8 +166,8 @@ impl Nic {
     }
 }
 
-/// True if a packet is from the QP's peer and carries data. Acknowledgements and notifications do not cause congestion, and are
-/// not answered.
+/// True if a packet is from the QP's peer and carries data. Acknowledgements and notifications do not cause congestion,
+/// and are not answered.
 fn warrants_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
     let operation = packet.info().operation;
     let speaks = !matches!(

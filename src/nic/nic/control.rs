@@ -151,8 +151,8 @@ impl Nic {
         }
     }
 
-    /// Adds the names of the QPs, memory regions and memory windows in a range of the tables' slots. False: the range is beyond the last slot of
-    /// each table.
+    /// Adds the names of the QPs, memory regions and memory windows in a range of the tables' slots. False: the range
+    /// is beyond the last slot of each table.
     pub fn names(&self, places: Range<u32>, to: &mut Vec<Object>) -> bool {
         let qps = places.start..places.end.min(self.qps.places());
         let qps = qps.filter(|place| self.qps.get(*place).is_some());

@@ -1,8 +1,9 @@
 //! The NIC's completion queues: publishing completions, and raising their events.
 //!
-//! Moderation delays events, never completions. After the first completion that an armed queue asked for, the event waits until
-//! `count` completions have come or `period` is over. A completion in error ends the wait. The queue is disarmed at the first
-//! completion. An application that polls and arms again meanwhile therefore gets one more event, and loses none.
+//! Moderation delays events, never completions. After the first completion that an armed queue asked for, the event
+//! waits until `count` completions have come or `period` is over. A completion in error ends the wait. The queue is
+//! disarmed at the first completion. An application that polls and arms again meanwhile therefore gets one more event,
+//! and loses none.
 
 use super::Nic;
 use super::command::{Answer, ControlError};
@@ -252,8 +253,8 @@ impl CompletionQueues {
         Ok(Answer::Moving(Object::Cq(cq)))
     }
 
-    /// Moves some completions of a queue that is moving. `None`: more are left. Success means that all have moved, or that the queue
-    /// has overflowed.
+    /// Moves some completions of a queue that is moving. `None`: more are left. Success means that all have moved, or
+    /// that the queue has overflowed.
     fn go_on_moving(&mut self, cq: CqIndex) -> Option<Result<Answer, ControlError>> {
         let entry = self.get_mut(cq).ok().and_then(|entry| entry.moving.take().map(|moving| (entry, moving)));
         let Some((entry, mut moving)) = entry else {

@@ -99,8 +99,8 @@ impl Dma {
         host.write_pieces(to, bytes)
     }
 
-    /// Runs an operation that a packet for `qp` in `frame` has requested, or lists it if another process has the memory. Returns the
-    /// previous value if it is an atomic operation that has run.
+    /// Runs an operation that a packet for `qp` in `frame` has requested, or lists it if another process has the
+    /// memory. Returns the previous value if it is an atomic operation that has run.
     ///
     /// # Errors
     /// If the memory is missing.
@@ -203,8 +203,8 @@ impl Nic {
         self.dma.remote.next_batch()
     }
 
-    /// Completes the writes of this half, and fails the QPs of which one could not be made. Call this before their completions and
-    /// acknowledgements.
+    /// Completes the writes of this half, and fails the QPs of which one could not be made. Call this before their
+    /// completions and acknowledgements.
     #[inline]
     pub fn end_writes(&mut self, now: Nanos) {
         if self.dma.remote.has_batches() {
@@ -227,14 +227,14 @@ impl Nic {
 }
 
 impl Nic {
-    /// Runs the memory operations of received frames; `frame(i)` is frame `i` of the burst. May be called after each frame, or
-    /// once for all.
+    /// Runs the memory operations of received frames; `frame(i)` is frame `i` of the burst. May be called after each
+    /// frame, or once for all.
     pub fn run_dma<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
         self.run_dma_from(None, 0, frame);
     }
 
-    /// Runs the operations from index `first` on, which a packet for `qp` has requested. Operations on remote memory are listed
-    /// instead, and run while the worker is not locked. False: at least one operation failed.
+    /// Runs the operations from index `first` on, which a packet for `qp` has requested. Operations on remote memory
+    /// are listed instead, and run while the worker is not locked. False: at least one operation failed.
     pub(super) fn run_dma_from<'f>(
         &mut self,
         qp: Option<QpIndex>,

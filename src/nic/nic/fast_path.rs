@@ -93,8 +93,8 @@ impl Nic {
         Some(Received { qp: QpIndex(index), is_response: true, hidden_id })
     }
 
-    /// Sends the next packet of a QP in transmit slot `slot` in the fast path, if it is a new request that need not wait. `room`
-    /// returns the frame for a number of bytes.
+    /// Sends the next packet of a QP in transmit slot `slot` in the fast path, if it is a new request that need not
+    /// wait. `room` returns the frame for a number of bytes.
     #[inline(always)]
     pub fn send_fast<'f>(
         &mut self,
@@ -167,7 +167,8 @@ impl Nic {
 }
 
 impl QpEntry {
-    /// Checks the ICRC. Returns the hidden identification that it matches, if any. `None`: the ICRC matches no plausible one.
+    /// Checks the ICRC. Returns the hidden identification that it matches, if any. `None`: the ICRC matches no
+    /// plausible one.
     #[inline(always)]
     fn accept_icrc_fast(&self, packet: &FastPacket<'_>, received: &RxFrame<'_>) -> Option<Option<u16>> {
         match packet.check_icrc(&received.frame) {

@@ -1,5 +1,5 @@
-//! Fetches work requests from the application's memory: a bounded number for each QP in a pass, however many the application posts
-//! meanwhile.
+//! Fetches work requests from the application's memory: a bounded number for each QP in a pass, however many the
+//! application posts meanwhile.
 
 use super::{Nic, QpEntry, split};
 use crate::shared::{ClientDoorbells, Doorbells};
@@ -41,8 +41,8 @@ impl Nic {
         self.scheduler.has_unfetched()
     }
 
-    /// Fetches up to `fetch_burst` work requests of a QP, and flushes as many in an error state. Returns the larger of both counts, and
-    /// true if there are more to fetch.
+    /// Fetches up to `fetch_burst` work requests of a QP, and flushes as many in an error state. Returns the larger of
+    /// both counts, and true if there are more to fetch.
     pub(super) fn fetch(&mut self, now: Nanos, index: QpIndex) -> (usize, bool) {
         let burst = self.config.limits.fetch_burst;
         let Some(entry) = self.qps.get_mut(index.0) else { return (0, false) };

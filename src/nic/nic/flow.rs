@@ -52,8 +52,8 @@ impl Flows {
         self.changed |= self.flows.len() < before;
     }
 
-    /// Returns the QP for the `copy`-th copy of a frame with this key. One copy goes to the first flow that matches, and one to
-    /// each later flow with the same rule.
+    /// Returns the QP for the `copy`-th copy of a frame with this key. One copy goes to the first flow that matches,
+    /// and one to each later flow with the same rule.
     fn taking(&self, key: &FlowKey, copy: usize) -> Option<QpIndex> {
         let first = self.flows.iter().position(|flow| flow.rule.matching.takes(key))?;
         let rule = self.flows[first].rule;

@@ -1,7 +1,7 @@
 //! The NIC's GIDs, each with its RoCE version and VLAN, and the check that received packets are for one of them.
 //!
-//! A NIC whose GIDs are all plain (RoCE v2 without a VLAN) needs no table: which addresses are its own is the port's concern, and packets
-//! that are not plain are for no GID.
+//! A NIC whose GIDs are all plain (RoCE v2 without a VLAN) needs no table: which addresses are its own is the port's
+//! concern, and packets that are not plain are for no GID.
 
 use std::net::IpAddr;
 

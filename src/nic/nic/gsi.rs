@@ -1,10 +1,11 @@
 //! Routing of management datagrams among QP1s.
 //!
-//! A NIC has one QP1. A NIC that serves other processes also has one for each client. A datagram goes to the client that it names,
-//! or else to the NIC's own QP1, which rejects it. Requests (REQ, SIDR_REQ) name a service that a client listens for. All other
-//! messages name the receiver's communication ID, with the client's unit in its upper 8 bits.
+//! A NIC has one QP1. A NIC that serves other processes also has one for each client. A datagram goes to the client
+//! that it names, or else to the NIC's own QP1, which rejects it. Requests (REQ, SIDR_REQ) name a service that a client
+//! listens for. All other messages name the receiver's communication ID, with the client's unit in its upper 8 bits.
 //!
-//! A client's requests for connections (REQ) and replies (REP) may name its own QPs only: a peer ends the connection of a QP that connects again.
+//! A client's requests for connections (REQ) and replies (REP) may name its own QPs only: a peer ends the connection of
+//! a QP that connects again.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -79,15 +80,16 @@ impl Gsis {
         }
     }
 
-    /// Returns the QP1 of the client that listens for a service at an address. At most one client may. A client that has just released
-    /// the service may still have its route; then the client that was routed last is the right one.
+    /// Returns the QP1 of the client that listens for a service at an address. At most one client may. A client that
+    /// has just released the service may still have its route; then the client that was routed last is the right one.
     fn server_of(&self, service: u64, address: IpAddr) -> Option<QpIndex> {
         let last = self.clients.iter().rev().find(|(_, routes)| routes.serve(service, address));
         last.map(|(qp, _)| *qp)
     }
 }
 
-/// Returns the offset of the sender's QPN in a message with this attribute ID, behind the header of the management datagram (IBTA 12.6.5, 12.6.8).
+/// Returns the offset of the sender's QPN in a message with this attribute ID, behind the header of the management
+/// datagram (IBTA 12.6.5, 12.6.8).
 fn offset_of_qpn(attribute: u16) -> Option<usize> {
     match attribute {
         id if id == Kind::Req as u16 => Some(32),
@@ -96,8 +98,8 @@ fn offset_of_qpn(attribute: u16) -> Option<usize> {
     }
 }
 
-/// True if a frame of a client's QP1 is a REQ or a REP for a QP that is not the client's. Reserved numbers are no client's: a program without a
-/// QP names 0.
+/// True if a frame of a client's QP1 is a REQ or a REP for a QP that is not the client's. Reserved numbers are no
+/// client's: a program without a QP names 0.
 pub(super) fn names_foreign_qp(qps: &NumberedTable<QpEntry>, gsi: &QpEntry, frame: &Frame<'_>) -> bool {
     let Some(page) = gsi.sends.page() else { return false };
     let Ok(packet) = parse(frame) else { return false };

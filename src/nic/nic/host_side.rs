@@ -156,8 +156,8 @@ impl HostSide<'_> {
     }
 }
 
-/// Passes two pieces to `store` with their offsets, such that the last 8 bytes are in one store. A frame may be split anywhere,
-/// and the end of a message that fits one aligned store must be one store.
+/// Passes two pieces to `store` with their offsets, such that the last 8 bytes are in one store. A frame may be split
+/// anywhere, and the end of a message that fits one aligned store must be one store.
 #[inline(always)]
 fn in_stores(
     first: &[u8],

@@ -1,8 +1,9 @@
-//! The log of a QP's exceptional events: state changes, dropped and rejected packets, retransmissions with their reasons.
+//! The log of a QP's exceptional events: state changes, dropped and rejected packets, retransmissions with their
+//! reasons.
 //!
-//! A QP's log is bounded. A new QP has room for its changes of state, and gets the rest at the first event beyond these. Repetitions are one
-//! record with a count, so that a flood of equal events does not evict what led to it. Packets that are executed or acknowledge something
-//! are not logged.
+//! A QP's log is bounded. A new QP has room for its changes of state, and gets the rest at the first event beyond
+//! these. Repetitions are one record with a count, so that a flood of equal events does not evict what led to it.
+//! Packets that are executed or acknowledge something are not logged.
 
 use std::collections::VecDeque;
 use std::fmt;

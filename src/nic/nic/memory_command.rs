@@ -1,8 +1,8 @@
 //! Commands that carry memory: queues that the NIC reads and writes, and memory that work requests name.
 //!
-//! An application with a NIC in its own process passes references. A client of a NIC process names queues by their place in shared
-//! memory, and registered memory by its address. The two use the same commands, which are generic over the [`Form`] of memory;
-//! [`MemoryCommand::convert`] converts between forms.
+//! An application with a NIC in its own process passes references. A client of a NIC process names queues by their
+//! place in shared memory, and registered memory by its address. The two use the same commands, which are generic over
+//! the [`Form`] of memory; [`MemoryCommand::convert`] converts between forms.
 
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +58,8 @@ pub enum MemoryCommand<F: Form = Mapped> {
         /// The application's memory, which must stay mapped while the region exists.
         memory: F::Memory,
     },
-    /// Changes a region: each `Some` replaces a property. New memory also changes the key. A failed command changes nothing.
+    /// Changes a region: each `Some` replaces a property. New memory also changes the key. A failed command changes
+    /// nothing.
     ReregisterMemory {
         /// The region.
         mr: MrIndex,
@@ -85,8 +86,8 @@ pub enum MemoryCommand<F: Form = Mapped> {
         /// The counter of the channel that armed queues notify.
         notify: Option<F::Counter>,
     },
-    /// Moves a completion queue to a ring of another size, with its pending completions in order. The application must not poll or
-    /// arm meanwhile.
+    /// Moves a completion queue to a ring of another size, with its pending completions in order. The application must
+    /// not poll or arm meanwhile.
     ResizeCq {
         /// The queue.
         cq: CqIndex,

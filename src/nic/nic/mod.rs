@@ -1,11 +1,11 @@
 //! The device: object tables, dispatch of received packets, the scheduler of sent ones, and the DMA stage.
 //!
-//! Each part owns its fields, and no other part changes them: `scheduler` (turns, timers, lists of changed QPs), `dma` (registered
-//! memory and copies), `cq` (completion queues and their events), `srq`, `flow`, `multicast`, `gsi`, `congestion`. The methods
-//! of [`Nic`] join them.
+//! Each part owns its fields, and no other part changes them: `scheduler` (turns, timers, lists of changed QPs), `dma`
+//! (registered memory and copies), `cq` (completion queues and their events), `srq`, `flow`, `multicast`, `gsi`,
+//! `congestion`. The methods of [`Nic`] join them.
 //!
-//! A [`Nic`] is one worker's share of a device. A NIC has no ports, threads or clocks: the engine and the simulator run it, stage
-//! by stage, in this order:
+//! A [`Nic`] is one worker's share of a device. A NIC has no ports, threads or clocks: the engine and the simulator run
+//! it, stage by stage, in this order:
 //!
 //! ```text
 //! execute(command)      control
@@ -170,8 +170,8 @@ struct QpEntry {
     share: Option<SharedRate>,
     /// A packet of the connection has arrived since the last [`Command::ExamineQp`].
     has_received: bool,
-    /// The QP has asked its peer since then. The answer may have any PSN: rdma_rxe answers with that before the last request that it has executed,
-    /// also if it has executed none.
+    /// The QP has asked its peer since then. The answer may have any PSN: rdma_rxe answers with that before the last
+    /// request that it has executed, also if it has executed none.
     has_probed: bool,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
@@ -215,8 +215,8 @@ pub struct Nic {
     out: Output,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
-    /// Memory of a send queue: for the QP that a command creates. A command that fails, or destroys a QP, leaves it to the thread that
-    /// receives the answer.
+    /// Memory of a send queue: for the QP that a command creates. A command that fails, or destroys a QP, leaves it to
+    /// the thread that receives the answer.
     spare: Option<SendQueue>,
 }
 
@@ -291,8 +291,8 @@ impl Nic {
         }
     }
 
-    /// Returns the number of frames that peers may send before they wait: a window for each QP, apart from QP1, or the receives that it
-    /// has room for, if they are more and its frames are not acknowledged.
+    /// Returns the number of frames that peers may send before they wait: a window for each QP, apart from QP1, or the
+    /// receives that it has room for, if they are more and its frames are not acknowledged.
     pub fn expected_frames(&self) -> usize {
         self.expected_frames
     }
@@ -366,7 +366,8 @@ impl Nic {
             return;
         }
         split!(self, now, entry => qp, ctx);
-        // The deadline may have moved since the timer was set: then nothing happens, and `update_changed` sets the timer again.
+        // The deadline may have moved since the timer was set: then nothing happens, and `update_changed` sets the
+        // timer again.
         let watch = Watch::timer(qp);
         let expired = qp.handle_timeout(&mut ctx);
         watch.moved(qp, TimerCause::Time);
@@ -392,8 +393,8 @@ impl Nic {
             entry.qp.assert_invariants();
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();
-            // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
-            // flushed would keep the NIC.
+            // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as
+            // it is flushed would keep the NIC.
             let mut unfetched = false;
             // The completions of a parked QP stay as few as its queues allow.
             if entry.parked.is_none() && tail != entry.retired {
@@ -427,7 +428,8 @@ impl Nic {
         }
     }
 
-    /// Publishes completions and raises events. Call this after the copies that they report. Returns the number of completions.
+    /// Publishes completions and raises events. Call this after the copies that they report. Returns the number of
+    /// completions.
     pub fn publish(&mut self, now: Nanos) -> usize {
         let mut completions = 0;
         if self.srqs.has_reports() {

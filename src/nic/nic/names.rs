@@ -1,7 +1,7 @@
 //! Checks the object names in a command before it is executed.
 //!
-//! Threads and client processes send commands without knowing of one another's. When a name arrives, its object may be gone, and
-//! another one in its slot. [`Nic::execute`](super::Nic::execute) checks the names of all commands here.
+//! Threads and client processes send commands without knowing of one another's. When a name arrives, its object may be
+//! gone, and another one in its slot. [`Nic::execute`](super::Nic::execute) checks the names of all commands here.
 
 use super::Nic;
 use super::command::{Command, ControlError};

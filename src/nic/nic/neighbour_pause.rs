@@ -1,7 +1,8 @@
 //! The pause state of the neighbour: when it is paused, paused again, and resumed.
 //!
-//! The port's receive ring is the buffer. Above XOFF the chosen priorities are paused, and paused again before the pause ends; at
-//! XON, half of XOFF, they are resumed. Frames that arrive after XOFF, before the neighbour stops, need room: the headroom.
+//! The port's receive ring is the buffer. Above XOFF the chosen priorities are paused, and paused again before the
+//! pause ends; at XON, half of XOFF, they are resumed. Frames that arrive after XOFF, before the neighbour stops, need
+//! room: the headroom.
 
 use super::congestion_config::CongestionConfig;
 use roxie_base::time::Nanos;
@@ -24,9 +25,9 @@ pub(super) struct NeighbourPause {
     check_at: Nanos,
 }
 
-/// Returns the number of frames that may still arrive after XOFF. Each side may just have begun to send its longest frame, the
-/// pause frame takes time, and the neighbour may react as late as 802.3 allows (31B.3.7). All arriving frames may be of the
-/// shortest length.
+/// Returns the number of frames that may still arrive after XOFF. Each side may just have begun to send its longest
+/// frame, the pause frame takes time, and the neighbour may react as late as 802.3 allows (31B.3.7). All arriving
+/// frames may be of the shortest length.
 fn headroom(bits_per_second: f64, longest: usize) -> usize {
     let on_link = |frame: usize| frame + ETHERNET_OVERHEAD as usize;
     let response = quanta_bytes(response_quanta(bits_per_second as u64));
@@ -39,8 +40,8 @@ impl NeighbourPause {
         self.stopped != 0
     }
 
-    /// Returns when the receive ring must be checked although no frame arrives, since it may have emptied; `MAX`: the neighbour is
-    /// not paused.
+    /// Returns when the receive ring must be checked although no frame arrives, since it may have emptied; `MAX`: the
+    /// neighbour is not paused.
     pub(super) fn next_check(&self) -> Nanos {
         if self.is_on() { self.check_at } else { Nanos::MAX }
     }
@@ -81,7 +82,8 @@ mod tests {
 
     #[test]
     fn headroom_holds_frames_that_may_still_arrive() {
-        // 10 Gb/s, frames of 1,514: 2 x 1,538, 84 for the pause frame, 67 quanta of 64 bytes; in frames that take 84 each.
+        // 10 Gb/s, frames of 1,514: 2 x 1,538, 84 for the pause frame, 67 quanta of 64 bytes; in frames that take 84
+        // each.
         assert_eq!(headroom(10e9, 1514), (2 * 1538 + 84 + 67 * 64_usize).div_ceil(84));
     }
 }

@@ -13,8 +13,8 @@ use crate::verbs::{CqIndex, QpIndex, QpState, Wc};
 use roxie_base::time::Nanos;
 use roxie_wire::Qpn;
 
-/// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10 Gb/s. A QP that has
-/// no copies under way may add the copies of one burst.
+/// Maximum number of bytes of packets and frames that wait for the copies of one process: some 10 ms of a link of 10
+/// Gb/s. A QP that has no copies under way may add the copies of one burst.
 pub(super) const MAX_HELD: usize = 8 << 20;
 
 /// The state of a parked QP.
@@ -41,7 +41,8 @@ pub(super) struct Parked {
 pub struct KeptFrame {
     /// The frame.
     pub bytes: Vec<u8>,
-    /// True if payload is missing: the frame must not be sent; call [`Nic::payload_missing`](super::Nic::payload_missing).
+    /// True if payload is missing: the frame must not be sent; call
+    /// [`Nic::payload_missing`](super::Nic::payload_missing).
     pub is_missing: bool,
     pub(super) pieces: Vec<Piece>,
 }

@@ -1,8 +1,8 @@
 //! QPs that wait for copies: parked.
 //!
-//! A [`Batch`] of copies from and to the memory of another process goes to a thread of that process, and comes back after a time that the
-//! process decides. A QP with copies in a batch is parked from the end of the half that listed them until all its batches are back. The
-//! rest of the NIC continues.
+//! A [`Batch`] of copies from and to the memory of another process goes to a thread of that process, and comes back
+//! after a time that the process decides. A QP with copies in a batch is parked from the end of the half that listed
+//! them until all its batches are back. The rest of the NIC continues.
 //!
 //! ```text
 //! a parked QP                           once its batches are back
@@ -12,12 +12,14 @@
 //! has no timers                         its timers continue where they stood
 //! ```
 //!
-//! The thread makes the batches of a process one after the other. Atomic operations of its QPs on one address are therefore serialized. Those of
-//! two processes on a page that both have mapped are not, unless the NIC has mapped it too.
+//! The thread makes the batches of a process one after the other. Atomic operations of its QPs on one address are
+//! therefore serialized. Those of two processes on a page that both have mapped are not, unless the NIC has mapped it
+//! too.
 //!
-//! A command or work request that withdraws access takes effect immediately, so that no new copy is listed. Its answer or completion waits for
-//! the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If a batch does not come back in time, the
-//! memory is fenced, and the QPs that wait for it fail ([`Nic::abandon_overdue`]).
+//! A command or work request that withdraws access takes effect immediately, so that no new copy is listed. Its answer
+//! or completion waits for the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If
+//! a batch does not come back in time, the memory is fenced, and the QPs that wait for it fail
+//! ([`Nic::abandon_overdue`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -358,8 +360,8 @@ impl Nic {
         self.parking.released.rotate_left(1);
     }
 
-    /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them, and one that has lost a write none that could
-    /// acknowledge it.
+    /// Takes the next frame of such a QP. A QP that has failed or was reset sends none of them, and one that has lost a
+    /// write none that could acknowledge it.
     pub fn next_frame(&mut self, qp: QpIndex) -> Option<KeptFrame> {
         let is_live = self.qps.get(qp.0)?.is_live();
         let parked = self.qps.parked_mut(qp)?;
@@ -382,8 +384,8 @@ impl Nic {
         }
     }
 
-    /// Has a QP continue. Returns the received frames that were set aside, for [`receive_again`](Self::receive_again), and true if the QP has
-    /// lost a write, and must fail before.
+    /// Has a QP continue. Returns the received frames that were set aside, for [`receive_again`](Self::receive_again),
+    /// and true if the QP has lost a write, and must fail before.
     pub fn unpark(&mut self, now: Nanos, qp: QpIndex) -> (VecDeque<SetAside>, bool) {
         self.parking.released.pop_front();
         let Some(entry) = self.qps.get_mut(qp.0) else { return (VecDeque::new(), false) };

@@ -7,8 +7,8 @@ use roxie_base::time::Nanos;
 impl Nic {
     /// Sets the largest path MTU after a change of the link; `None`: not even the smallest fits.
     ///
-    /// Connected QPs with packets that no longer fit enter the error state, each with an event. Datagrams that no longer fit fail
-    /// individually. Returns the number of failed QPs.
+    /// Connected QPs with packets that no longer fit enter the error state, each with an event. Datagrams that no
+    /// longer fit fail individually. Returns the number of failed QPs.
     pub fn set_largest_mtu(&mut self, now: Nanos, mtu: Option<Mtu>) -> u32 {
         self.config.largest_mtu = mtu.unwrap_or(Mtu::Mtu256);
         self.handles.set_largest_mtu(self.config.largest_mtu);
@@ -25,7 +25,8 @@ impl Nic {
         failed
     }
 
-    /// Replaces the GIDs. QPs whose source is gone enter the error state, each with an event; work requests along handles from there fail.
+    /// Replaces the GIDs. QPs whose source is gone enter the error state, each with an event; work requests along
+    /// handles from there fail.
     pub(super) fn set_gids(&mut self, now: Nanos, gids: Vec<LocalGid>) -> Result<Answer, ControlError> {
         self.gids.set(gids)?;
         self.handles.mark_removed(|av| !self.gids.may_send(av));

@@ -1,9 +1,10 @@
-//! PAUSE and PFC frames of the neighbour: which priorities they stop, and for how long (IEEE 802.3 annex 31B, 802.1Q 36).
+//! PAUSE and PFC frames of the neighbour: which priorities they stop, and for how long (IEEE 802.3 annex 31B, 802.1Q
+//! 36).
 //!
 //! [`wire::parse`](roxie_wire::parse) tells such a frame from packets (`Drop::MacControl`), and the NIC passes it to
-//! [`Nic::apply_mac_control`]. The scheduler's arbiter keeps the queue of a paused priority until the pause ends: by a frame with 0 quanta,
-//! by time ([`Nic::next_deadline`](super::Nic::next_deadline)), or here, because the priority is stuck. The other direction is
-//! `pauses_sent`.
+//! [`Nic::apply_mac_control`]. The scheduler's arbiter keeps the queue of a paused priority until the pause ends: by a
+//! frame with 0 quanta, by time ([`Nic::next_deadline`](super::Nic::next_deadline)), or here, because the priority is
+//! stuck. The other direction is `pauses_sent`.
 
 use super::Nic;
 use super::scheduler::PRIORITIES;
@@ -17,8 +18,8 @@ const PAUSE_STORM: Nanos = Nanos::from_millis(100);
 /// Weight of running time against paused time: only pauses for more than 94 of 100 ms are a storm.
 const RUNNING_COUNTS: u64 = 16;
 
-/// Names as in `ethtool -S` of mlx5. `rx_prio*_pause` counts received frames for the priority, those that end a pause included;
-/// `rx_prio*_pause_duration` is the time paused, in us.
+/// Names as in `ethtool -S` of mlx5. `rx_prio*_pause` counts received frames for the priority, those that end a pause
+/// included; `rx_prio*_pause_duration` is the time paused, in us.
 const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
     ("rx_prio0_pause", "rx_prio0_pause_duration"),
     ("rx_prio1_pause", "rx_prio1_pause_duration"),
@@ -73,7 +74,8 @@ impl Storm {
 }
 
 impl Pauses {
-    /// Accounts for a frame that pauses the priority. Returns when the pause ends; `None`: it is ignored, because the priority was stuck.
+    /// Accounts for a frame that pauses the priority. Returns when the pause ends; `None`: it is ignored, because the
+    /// priority was stuck.
     fn add(&mut self, now: Nanos, length: Nanos, quanta: u16, counters: &mut Counters) -> Option<Nanos> {
         self.frames += 1;
         let storm = &mut self.storm;

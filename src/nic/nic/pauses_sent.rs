@@ -1,5 +1,5 @@
-//! Pauses that the NIC sends: the neighbour stops when frames arrive faster than they are received. `neighbour_pause` decides when.
-//! The other direction is `pauses_received`.
+//! Pauses that the NIC sends: the neighbour stops when frames arrive faster than they are received. `neighbour_pause`
+//! decides when. The other direction is `pauses_received`.
 
 use super::Nic;
 use super::congestion::Congestion;
@@ -12,8 +12,8 @@ impl Nic {
         self.congestion.config.classes.send_pfc != 0 || self.congestion.neighbour.is_on()
     }
 
-    /// Returns the MAC control frame to send, if any, when the receive ring holds `waiting` of `capacity` frames of up to
-    /// `longest` bytes. Once the frame is sent, call [`Nic::pause_sent`].
+    /// Returns the MAC control frame to send, if any, when the receive ring holds `waiting` of `capacity` frames of up
+    /// to `longest` bytes. Once the frame is sent, call [`Nic::pause_sent`].
     pub fn neighbour_should(
         &mut self,
         now: Nanos,

@@ -164,8 +164,8 @@ impl Nic {
         Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
     }
 
-    /// Adds `change`, 1 or -1, to the user counts of a QP's objects. The completion queues and shared receive queues are known to
-    /// exist.
+    /// Adds `change`, 1 or -1, to the user counts of a QP's objects. The completion queues and shared receive queues
+    /// are known to exist.
     fn count_uses(&mut self, uses: &Uses, change: i32) -> Result<(), ControlError> {
         if let Some(pd) = uses.pd {
             self.pds.use_pd(pd, change)?;
@@ -234,12 +234,12 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// Frees a QP. No other function does: errors, RESET and the connection manager leave it in its slot. The next QP in the slot has
-    /// another number and another name.
+    /// Frees a QP. No other function does: errors, RESET and the connection manager leave it in its slot. The next QP
+    /// in the slot has another number and another name.
     ///
-    /// Neither its state nor outstanding work matters, but no RSS table may hold the QP. Commands run at the start of a pass, when no
-    /// transmit slot and no planned copy is left of the pass before. Batches of copies that are out may name the QP; its generation
-    /// tells that it is gone.
+    /// Neither its state nor outstanding work matters, but no RSS table may hold the QP. Commands run at the start of a
+    /// pass, when no transmit slot and no planned copy is left of the pass before. Batches of copies that are out may
+    /// name the QP; its generation tells that it is gone.
     pub(super) fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
         let users = self.qps.get(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?.in_tables;
         if users > 0 {
@@ -279,9 +279,9 @@ impl Nic {
 }
 
 impl QpEntry {
-    /// Returns the number of frames that peers may send to the QP before they wait: `window` if frames are acknowledged. Other peers
-    /// do not wait, and the QP is to get as many frames as it has room for receives, at least. A shared receive queue counts with its
-    /// size when the QP was made.
+    /// Returns the number of frames that peers may send to the QP before they wait: `window` if frames are
+    /// acknowledged. Other peers do not wait, and the QP is to get as many frames as it has room for receives, at
+    /// least. A shared receive queue counts with its size when the QP was made.
     pub(super) fn expected_frames(&self, window: u32) -> usize {
         let frames = match self.qp.qp_type {
             QpType::Gsi => 0,

@@ -112,8 +112,8 @@ impl Nic {
         self.receive_any(now, fast.as_ref(), received)
     }
 
-    /// As [`receive`](Self::receive), always in the slow path: for frames that are rare. A second call of the fast path would keep the
-    /// compiler from inlining it where it is used.
+    /// As [`receive`](Self::receive), always in the slow path: for frames that are rare. A second call of the fast path
+    /// would keep the compiler from inlining it where it is used.
     pub fn receive_slow(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
         self.receive_any(now, None, received)
     }
@@ -272,8 +272,8 @@ impl Nic {
         Some(verdict)
     }
 
-    /// Delivers a frame that was set aside while its QP waited for copies. The ICRC was checked when the frame was received. The
-    /// frame's memory operations wait for [`Nic::run_dma`].
+    /// Delivers a frame that was set aside while its QP waited for copies. The ICRC was checked when the frame was
+    /// received. The frame's memory operations wait for [`Nic::run_dma`].
     pub fn receive_again(&mut self, now: Nanos, index: QpIndex, SetAside { bytes, arrived }: &SetAside) {
         let frame = Frame::whole(bytes);
         let received = RxFrame { frame, index: 0, ip_id_hidden: false, arrived: *arrived };
@@ -293,9 +293,9 @@ impl Nic {
         qp.advance_over_early(&mut ctx);
     }
 
-    /// Checks the ICRC, which covers the IPv4 identification that sockets hide. The CRC is linear, so the identification that
-    /// would explain a mismatch can be computed. If it is plausible for the peer, the packet is accepted, and the identification
-    /// returned.
+    /// Checks the ICRC, which covers the IPv4 identification that sockets hide. The CRC is linear, so the
+    /// identification that would explain a mismatch can be computed. If it is plausible for the peer, the packet is
+    /// accepted, and the identification returned.
     fn check_icrc(
         &mut self,
         index: u32,

@@ -1,8 +1,8 @@
 //! Copies from and to the memory of other processes.
 //!
-//! Such a copy takes a system call, and may block for as long as the other process likes: on a page of its own file system, or one
-//! that is swapped out. A pass therefore only lists the copies, in one [`Batch`] for each process. A thread of that process makes them,
-//! and the QPs concerned wait for it: see [`parking`](super::parking).
+//! Such a copy takes a system call, and may block for as long as the other process likes: on a page of its own file
+//! system, or one that is swapped out. A pass therefore only lists the copies, in one [`Batch`] for each process. A
+//! thread of that process makes them, and the QPs concerned wait for it: see [`parking`](super::parking).
 //!
 //! ```text
 //! a half of a pass      lists                                  once they are made
@@ -10,8 +10,8 @@
 //! sending half          reads of payload, by transmit slot     payload is put into the frames
 //! ```
 //!
-//! A packet counts as executed once its write is made. If a page is missing, because the process has unmapped registered memory,
-//! the QP fails without telling its peer the reason.
+//! A packet counts as executed once its write is made. If a page is missing, because the process has unmapped
+//! registered memory, the QP fails without telling its peer the reason.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,7 +59,8 @@ pub struct Batch {
     bytes: Vec<u8>,
 }
 
-/// The outcome of a write or an atomic operation for a QP. The previous value belongs to an atomic operation, with its resource.
+/// The outcome of a write or an atomic operation for a QP. The previous value belongs to an atomic operation, with its
+/// resource.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CopyOutcome {
     Failed,
@@ -245,7 +246,8 @@ impl RemoteCopies {
         }))
     }
 
-    /// Lists a write of payload for `to`. False: the span is not in remote memory, or access to a part of it was revoked.
+    /// Lists a write of payload for `to`. False: the span is not in remote memory, or access to a part of it was
+    /// revoked.
     pub(super) fn list_write(
         &mut self,
         host: &HostSide<'_>,
@@ -256,7 +258,8 @@ impl RemoteCopies {
         matches!(self.write(host, Some(qp), to, bytes), Some(Ok(())))
     }
 
-    /// Lists an operation on remote memory that the packet in `frame` requests. `None`: it does not concern remote memory.
+    /// Lists an operation on remote memory that the packet in `frame` requests. `None`: it does not concern remote
+    /// memory.
     pub(super) fn list(
         &mut self,
         host: &HostSide<'_>,

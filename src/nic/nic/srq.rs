@@ -114,7 +114,8 @@ struct Srq {
 
 /// Why a queue of several workers keeps its size: none of them may take a receive when the move ends.
 const MOVES_ALONE: &str = "a shared receive queue of a device with several workers cannot change its size";
-/// Receives that move in one pass of a resize. With lists of 32 entries each: 0.6 ms at most (measured in a virtual machine).
+/// Receives that move in one pass of a resize. With lists of 32 entries each: 0.6 ms at most (measured in a virtual
+/// machine).
 const MOVES: u32 = 512;
 
 /// The shared receive queues of a NIC, and the XRC domains.

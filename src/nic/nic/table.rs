@@ -4,9 +4,9 @@
 //! name   31 .. 16 generation | 15 .. 0 slot
 //! ```
 //!
-//! A slot is reused with the next generation. The name of a removed object is therefore unique ([`Table::holds`]) until its slot
-//! has been reused 65,535 times. Names in commands are checked against it ([`super::names`]). Inside the NIC objects count their
-//! users, and no name outlives its object, so look-ups ignore the generation.
+//! A slot is reused with the next generation. The name of a removed object is therefore unique ([`Table::holds`]) until
+//! its slot has been reused 65,535 times. Names in commands are checked against it ([`super::names`]). Inside the NIC
+//! objects count their users, and no name outlives its object, so look-ups ignore the generation.
 
 use std::collections::VecDeque;
 
@@ -19,8 +19,9 @@ const PLACES: u32 = u16::MAX as u32;
 /// Slots in a chunk.
 const CHUNK: usize = 32;
 
-/// Slots in chunks of memory, which never move: objects lie in the table itself, a QP's state as well. A look-up then costs no cache
-/// line next to the object's, and successive objects lie at equal distances, which a processor can prefetch.
+/// Slots in chunks of memory, which never move: objects lie in the table itself, a QP's state as well. A look-up then
+/// costs no cache line next to the object's, and successive objects lie at equal distances, which a processor can
+/// prefetch.
 #[derive(Debug)]
 struct Chunks<T> {
     chunks: Vec<Box<[Option<T>; CHUNK]>>,
@@ -82,8 +83,8 @@ impl<T> Table<T> {
         Table { slots: Chunks::default(), generations: Vec::new(), free: VecDeque::new(), bound }
     }
 
-    /// Returns the slot for the next object: the one that has been free for longest, once many are free, so that slots are not
-    /// reused soon.
+    /// Returns the slot for the next object: the one that has been free for longest, once many are free, so that slots
+    /// are not reused soon.
     fn next_place(&self) -> Option<u32> {
         let fresh = u32::try_from(self.slots.len()).ok().filter(|place| *place < self.bound);
         let many = (self.bound / 2).min(1024) as usize;
@@ -157,7 +158,8 @@ pub(super) struct NumberedTable<T> {
     generations: Vec<u8>,
     permutation: QuickPermutation,
     short: ShortPermutation,
-    /// Units from which numbers are drawn (their upper 8 bits), with 2^12 slots each. Empty: numbers are drawn from all.
+    /// Units from which numbers are drawn (their upper 8 bits), with 2^12 slots each. Empty: numbers are drawn from
+    /// all.
     units: Vec<u8>,
     /// Maximum number of objects, with enough units.
     limit: u32,
@@ -228,8 +230,8 @@ impl<T> NumberedTable<T> {
         Some((unit as u32) << UNIT_BITS | u32::from(place))
     }
 
-    /// Inserts the object that `make` builds from a name and a number. `None`: the table is full. `reserved`: a number to use
-    /// instead of a drawn one, unknown to [`name_of`](Self::name_of).
+    /// Inserts the object that `make` builds from a name and a number. `None`: the table is full. `reserved`: a number
+    /// to use instead of a drawn one, unknown to [`name_of`](Self::name_of).
     pub(super) fn insert_with(
         &mut self,
         reserved: Option<u32>,

@@ -26,9 +26,9 @@ impl Nic {
         self.scheduler.has_pressing()
     }
 
-    /// Decides whether acknowledgements precede all requests from now on, or one request may precede them. An adapter acknowledges
-    /// before its application can reply, and a program that waits for events may take its two completions for ordered: the completion of its
-    /// request before the completion of the reply to it (perftest with `-e`).
+    /// Decides whether acknowledgements precede all requests from now on, or one request may precede them. An adapter
+    /// acknowledges before its application can reply, and a program that waits for events may take its two completions
+    /// for ordered: the completion of its request before the completion of the reply to it (perftest with `-e`).
     pub fn acknowledge_first(&mut self, first: bool) {
         self.acknowledges_first = first;
     }
@@ -47,7 +47,8 @@ impl Nic {
         Some(index)
     }
 
-    /// Ends the turn of a QP that waits for copies, which gets its next one afterwards. Returns the next QP that does not wait.
+    /// Ends the turn of a QP that waits for copies, which gets its next one afterwards. Returns the next QP that does
+    /// not wait.
     #[cold]
     fn skip_parked(&mut self, index: QpIndex) -> Option<QpIndex> {
         let mut next = Some(index);
@@ -62,8 +63,8 @@ impl Nic {
         next
     }
 
-    /// Begins an urgent turn of the next QP of the urgent queue whose notification or acknowledgement may leave. An acknowledgement
-    /// of a paused priority stays in its priority's queue.
+    /// Begins an urgent turn of the next QP of the urgent queue whose notification or acknowledgement may leave. An
+    /// acknowledgement of a paused priority stays in its priority's queue.
     #[cold]
     fn next_urgent(&mut self) -> Option<QpIndex> {
         while let Some(index) = self.scheduler.next_urgent() {

@@ -1,7 +1,8 @@
 //! The protection of the pages of an address space, read from a descriptor of its `/proc/PID/maps`.
 //!
-//! Since Linux 6.11 the descriptor answers for a single address (`PROCMAP_QUERY`, `fs/proc/task_mmu.c`). Older kernels offer only
-//! the text, which takes too long for every copy: there, memory is checked when it is registered, as an adapter does.
+//! Since Linux 6.11 the descriptor answers for a single address (`PROCMAP_QUERY`, `fs/proc/task_mmu.c`). Older kernels
+//! offer only the text, which takes too long for every copy: there, memory is checked when it is registered, as an
+//! adapter does.
 
 use std::fs::File;
 use std::io;
@@ -113,7 +114,8 @@ impl AddressMap {
         self.answers
     }
 
-    /// Checks that these bytes are mapped and allow the access `what`. `last`: the result of the last look-up, updated here.
+    /// Checks that these bytes are mapped and allow the access `what`. `last`: the result of the last look-up, updated
+    /// here.
     ///
     /// # Errors
     /// EFAULT if some bytes are not mapped, or do not allow the access.
@@ -140,8 +142,8 @@ impl AddressMap {
         Ok(())
     }
 
-    /// Returns the addresses of the mapping that holds these bytes, and its file. Returns `None` if they span several mappings, or
-    /// if writes to them do not reach the file (`MAP_PRIVATE`).
+    /// Returns the addresses of the mapping that holds these bytes, and its file. Returns `None` if they span several
+    /// mappings, or if writes to them do not reach the file (`MAP_PRIVATE`).
     pub(super) fn shared_file(&self, address: u64, length: u64) -> Option<(Range<u64>, MappedFile)> {
         let end = address.checked_add(length)?;
         let mapping = match self.answers {
@@ -157,7 +159,8 @@ impl AddressMap {
     /// Returns the mapping at an address.
     fn query(&self, address: u64) -> io::Result<Option<Lookup>> {
         let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
-        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no other memory: both lengths of names are 0.
+        // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no other memory: both lengths
+        // of names are 0.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
             Ok(_) => {
                 let device = (query.dev_major, query.dev_minor);

@@ -1,11 +1,12 @@
 //! Adds to the counter of another process's eventfd without ever blocking.
 //!
-//! `write(2)` blocks while the counter is full, unless the open file is non-blocking. Every process that has the eventfd can fill it
-//! or change that flag at any moment. (`RWF_NOWAIT` does not help: an eventfd refuses it.)
+//! `write(2)` blocks while the counter is full, unless the open file is non-blocking. Every process that has the
+//! eventfd can fill it or change that flag at any moment. (`RWF_NOWAIT` does not help: an eventfd refuses it.)
 //!
-//! The kernel itself adds by `eventfd_signal`, which takes a spin lock for a few instructions and stops at 2^64 - 1. Asynchronous
-//! I/O gives access to it: a request with `IOCB_FLAG_RESFD` signals the eventfd when it is done. The request made here reads 0
-//! bytes from an empty file of this process, and is done before `io_submit` returns, on all kernels since 2.6.22.
+//! The kernel itself adds by `eventfd_signal`, which takes a spin lock for a few instructions and stops at 2^64 - 1.
+//! Asynchronous I/O gives access to it: a request with `IOCB_FLAG_RESFD` signals the eventfd when it is done. The
+//! request made here reads 0 bytes from an empty file of this process, and is done before `io_submit` returns, on all
+//! kernels since 2.6.22.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -84,7 +85,8 @@ impl Signals {
 
     /// Adds 1 to the counter of an eventfd. A counter at 2^64 - 1 stays there.
     pub(super) fn raise(&self, event: BorrowedFd<'_>) {
-        // The context may be full of completions that were not taken, and after they were taken by other threads' completions.
+        // The context may be full of completions that were not taken, and after they were taken by other threads'
+        // completions.
         while self.submit(event) == Err(Errno::EAGAIN) {
             self.take_completions();
         }
@@ -99,8 +101,8 @@ impl Signals {
             ..Request::default()
         };
         let mut list = [&raw mut request];
-        // SAFETY: one request, which lives until the call returns and names open descriptors; nothing is read into memory. The
-        // kernel copies what it needs of the request.
+        // SAFETY: one request, which lives until the call returns and names open descriptors; nothing is read into
+        // memory. The kernel copies what it needs of the request.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, list.len(), list.as_mut_ptr()) };
         Errno::result(submitted).map(drop)

@@ -1,11 +1,12 @@
 //! The doorbell pages of the clients of a NIC: one for each client.
 //!
-//! A client with a page can also clear bells in it, so no two clients share one. A bell names a QP by its index in the NIC's table.
-//! The NIC honours it only if that QP was made to be rung by this page ([`SendRing::rung_by`](super::SendRing::rung_by)). Each page
-//! has a budget in each pass, so that a client that rings for all its QPs takes no more of the worker's time than any other.
+//! A client with a page can also clear bells in it, so no two clients share one. A bell names a QP by its index in the
+//! NIC's table. The NIC honours it only if that QP was made to be rung by this page
+//! ([`SendRing::rung_by`](super::SendRing::rung_by)). Each page has a budget in each pass, so that a client that rings
+//! for all its QPs takes no more of the worker's time than any other.
 //!
-//! A client wakes a sleeping worker by an eventfd of the page. Reading it would visit all threads that the client has waiting for it, so it is
-//! never read: an epoll set reports each write once (`EPOLLET`).
+//! A client wakes a sleeping worker by an eventfd of the page. Reading it would visit all threads that the client has
+//! waiting for it, so it is never read: an epoll set reports each write once (`EPOLLET`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -91,8 +92,8 @@ impl ClientDoorbells {
         is_used.then(|| Arc::clone(&lock(&self.pages)))
     }
 
-    /// The worker's side: takes bells of each page until their cost reaches `budget`. `each` gets the page and the QP's index, and
-    /// returns the cost, and true if the bell is to ring again. Returns true if any bell is still rung.
+    /// The worker's side: takes bells of each page until their cost reaches `budget`. `each` gets the page and the QP's
+    /// index, and returns the cost, and true if the bell is to ring again. Returns true if any bell is still rung.
     pub fn take(&self, budget: usize, mut each: impl FnMut(DoorbellsId, QpIndex) -> (usize, bool)) -> bool {
         let Some(pages) = self.pages() else { return false };
         pages.all.iter().fold(false, |more, page| {
@@ -121,8 +122,8 @@ impl ClientDoorbells {
         self.pages().is_some_and(|pages| pages.all.iter().any(|page| page.bells.any()))
     }
 
-    /// The worker's side: from now on a ring writes one of the eventfds of the result. Caller must check the bells once more before
-    /// it sleeps.
+    /// The worker's side: from now on a ring writes one of the eventfds of the result. Caller must check the bells once
+    /// more before it sleeps.
     pub fn sleep_begins(&self) -> ClientSleep {
         let pages = self.pages();
         let sleep = ClientSleep(pages);

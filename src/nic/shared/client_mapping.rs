@@ -1,7 +1,7 @@
 //! Clients' files, mapped in the NIC.
 //!
-//! A file that cannot lose pages ([`Mapping::adopt`]) is mapped for every client: no access of the NIC faults or blocks. A
-//! program's own file can lose pages:
+//! A file that cannot lose pages ([`Mapping::adopt`]) is mapped for every client: no access of the NIC faults or
+//! blocks. A program's own file can lose pages:
 //!
 //! * After a truncation, an access faults, which the NIC survives ([`guard`]).
 //! * While pages are punched out, an access blocks (`shmem_fault` of `mm/shmem.c`).
@@ -71,7 +71,8 @@ impl ClientMapping {
         Ok(ClientMapping { mapping: Arc::new(mapping), file, start: 0, is_adopted: true })
     }
 
-    /// Maps at least these bytes (offset and length) of a file of a client's program. An access may fault, or block on the client.
+    /// Maps at least these bytes (offset and length) of a file of a client's program. An access may fault, or block on
+    /// the client.
     ///
     /// # Errors
     /// If the file is not open for reading and writing.

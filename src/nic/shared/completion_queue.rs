@@ -12,9 +12,10 @@
 //! then         for each slot a word: src_qp:24 sl:8 pkey_index:16 vlan:16   if the flag SOURCED is set
 //! ```
 //!
-//! A slot's sequence is the lap, from 1 and modulo 256, in which it was last filled. Its word is stored last, with Release: several
-//! workers may produce, the application never sees half a slot, and zeroed memory reads as empty. A slot is filled once in each lap,
-//! so that its sequence belongs to this lap or to the one before. Two slots are a cache line; only datagrams have a source.
+//! A slot's sequence is the lap, from 1 and modulo 256, in which it was last filled. Its word is stored last, with
+//! Release: several workers may produce, the application never sees half a slot, and zeroed memory reads as empty. A
+//! slot is filled once in each lap, so that its sequence belongs to this lap or to the one before. Two slots are a
+//! cache line; only datagrams have a source.
 
 use std::sync::Arc;
 
@@ -85,8 +86,8 @@ impl CompletionRing {
         SLOTS + (slots_for(capacity) * (SLOT + 1)).next_multiple_of(LINE)
     }
 
-    /// Returns a handle to the queue of `capacity` completions in `region`; other handles may exist. A zeroed region is an empty
-    /// queue.
+    /// Returns a handle to the queue of `capacity` completions in `region`; other handles may exist. A zeroed region is
+    /// an empty queue.
     ///
     /// # Errors
     /// If the region is too small.
@@ -139,8 +140,8 @@ impl CompletionRing {
         if self.push_all(std::slice::from_ref(wc).iter(), time_ns) == 1 { Ok(()) } else { Err(Overflow) }
     }
 
-    /// Publishes several completions in their order, with one step to claim all slots. Returns how many fit, counted from the
-    /// first.
+    /// Publishes several completions in their order, with one step to claim all slots. Returns how many fit, counted
+    /// from the first.
     pub fn push_all<'a>(&self, wcs: impl ExactSizeIterator<Item = &'a Wc>, time_ns: u64) -> usize {
         let (first, count) = self.claim(wcs.len() as u64);
         let words = self.memory.words();
@@ -154,14 +155,14 @@ impl CompletionRing {
     fn claim(&self, wanted: u64) -> (u64, u64) {
         let control = self.control();
         let mut position = control[PRODUCER].load(Relaxed);
-        // Each attempt that fails means that another worker has succeeded. A client that keeps overwriting these words gets no
-        // slots.
+        // Each attempt that fails means that another worker has succeeded. A client that keeps overwriting these words
+        // gets no slots.
         for _ in 0..TRIES {
             let consumer = control[CONSUMER].load(Acquire);
             let room = self.capacity.saturating_sub(position.wrapping_sub(consumer));
             if room == 0 {
-                // The queue is full, unless `position` is stale: other workers have published since, and the application has polled
-                // their completions.
+                // The queue is full, unless `position` is stale: other workers have published since, and the
+                // application has polled their completions.
                 let now = control[PRODUCER].load(Relaxed);
                 if now == position {
                     return (position, 0);
@@ -202,7 +203,8 @@ impl CompletionRing {
         slot[HEAD].store(head, Release);
     }
 
-    /// The NIC's side, after a push: true if this completion raises an event. The request is taken, so it raises one event only.
+    /// The NIC's side, after a push: true if this completion raises an event. The request is taken, so it raises one
+    /// event only.
     ///
     /// Pairs with the fence in `arm`: either the NIC sees the request, or the check in `arm` sees the completion.
     pub fn disarm_for(&self, wc: &Wc) -> bool {
@@ -218,7 +220,8 @@ impl CompletionRing {
         armed != Armed::No as u64 && wcs.any(|wc| is_wanted(armed, wc.flags, wc.status)) && self.raise(armed)
     }
 
-    /// Takes the request and counts an event, unless the other side has done so. The event covers all completions published so far.
+    /// Takes the request and counts an event, unless the other side has done so. The event covers all completions
+    /// published so far.
     fn raise(&self, armed: u64) -> bool {
         //= IBTA 11.4.2.2: notification-is-once
         let raised = self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok();
@@ -276,8 +279,8 @@ impl CompletionRing {
         Some((wc, more))
     }
 
-    /// Begins to move all completions that wait to another ring, in their order, and what is armed. Until the move has ended, the
-    /// application neither polls nor arms, and [`Move::add`] counts what is pushed.
+    /// Begins to move all completions that wait to another ring, in their order, and what is armed. Until the move has
+    /// ended, the application neither polls nor arms, and [`Move::add`] counts what is pushed.
     ///
     /// # Errors
     /// How many wait, if the other ring does not hold as many; nothing has changed then.
@@ -307,10 +310,10 @@ impl CompletionRing {
         (head >> 56) as u8 == self.lap(position)
     }
 
-    /// The application's side: requests an event. Returns true if a wanted completion is already waiting that no event covers: its
-    /// event is raised immediately, and the caller must wake the threads that wait for events. ConnectX does the same, by the
-    /// `last_notified_index` of its queues. A completion that an event has covered raises no other: a program may arm again before
-    /// it polls, as perftest does.
+    /// The application's side: requests an event. Returns true if a wanted completion is already waiting that no event
+    /// covers: its event is raised immediately, and the caller must wake the threads that wait for events. ConnectX
+    /// does the same, by the `last_notified_index` of its queues. A completion that an event has covered raises no
+    /// other: a program may arm again before it polls, as perftest does.
     #[must_use]
     pub fn arm(&self, armed: Armed) -> bool {
         // The stronger request stays: arming for solicited completions must not weaken a request for any.
@@ -326,8 +329,8 @@ impl CompletionRing {
         let (consumer, producer) = self.positions();
         // At most as many positions as there are slots, whatever another process wrote.
         let first = consumer.max(self.word(TOLD).load(Relaxed)).max(producer.saturating_sub(self.mask + 1));
-        // Includes positions behind one that another worker still writes: that worker will raise an event for its own completion
-        // only.
+        // Includes positions behind one that another worker still writes: that worker will raise an event for its own
+        // completion only.
         (first..producer)
             .filter_map(|position| self.head(position))
             .any(|(flags, status)| is_wanted(armed, flags, status))
@@ -364,7 +367,8 @@ pub struct Move {
     first: u64,
     /// Completions that are still to move.
     remaining: u64,
-    /// Completions that are in the other ring. Only the move writes there: its indices, which a client could overwrite, are not read.
+    /// Completions that are in the other ring. Only the move writes there: its indices, which a client could overwrite,
+    /// are not read.
     moved: u64,
 }
 
@@ -380,7 +384,8 @@ impl Move {
     /// If more were pushed than the other ring holds. It takes over without the rest.
     pub fn go_on(&mut self, from: &CompletionRing, most: u64) -> Result<bool, Overflow> {
         let mut result = Ok(true);
-        // No more than were there: another process may write completions meanwhile, or name the memory of the old ring for the new one.
+        // No more than were there: another process may write completions meanwhile, or name the memory of the old ring
+        // for the new one.
         for _ in 0..self.remaining.min(most) {
             self.remaining -= 1;
             let Some((wc, time)) = from.poll_timed() else {

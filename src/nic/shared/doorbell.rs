@@ -58,8 +58,8 @@ impl Doorbells {
         new_wake().map(Arc::new)
     }
 
-    /// As [`new`](Self::new), in shared memory. Also returns the descriptor by which another process maps the page; that process
-    /// needs [`wake_fd`](Self::wake_fd) as well.
+    /// As [`new`](Self::new), in shared memory. Also returns the descriptor by which another process maps the page;
+    /// that process needs [`wake_fd`](Self::wake_fd) as well.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
@@ -68,9 +68,9 @@ impl Doorbells {
         Ok((Doorbells::on(region, Arc::new(new_wake()?), qps), fd))
     }
 
-    /// As [`shared`](Self::shared), for an untrusted process. Also returns the descriptors to pass: the page, and a duplicate of
-    /// the eventfd. Once the other process has mapped the page, the caller must [hold](HeldPages::hold) its memory, and only then
-    /// take bells from it.
+    /// As [`shared`](Self::shared), for an untrusted process. Also returns the descriptors to pass: the page, and a
+    /// duplicate of the eventfd. Once the other process has mapped the page, the caller must [hold](HeldPages::hold)
+    /// its memory, and only then take bells from it.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
@@ -81,15 +81,15 @@ impl Doorbells {
         Ok((Doorbells::on(region, Arc::new(wake), qps), [page, rung], held))
     }
 
-    /// Maps a page for `qps` QPs that another process made by [`shared`](Self::shared). `wake` is a duplicate of that page's
-    /// [`wake_fd`](Self::wake_fd).
+    /// Maps a page for `qps` QPs that another process made by [`shared`](Self::shared). `wake` is a duplicate of that
+    /// page's [`wake_fd`](Self::wake_fd).
     ///
     /// # Errors
     /// If the descriptor is no such page, or the page has fewer bells.
     pub fn map(page: BorrowedFd<'_>, wake: OwnedFd, qps: u32) -> std::io::Result<Doorbells> {
         let region = Region::map(page, Doorbells::size(qps))?;
-        // SAFETY: a wrapper for reads and writes of 8 bytes each. The other side answers for what the descriptor is; no memory
-        // depends on it.
+        // SAFETY: a wrapper for reads and writes of 8 bytes each. The other side answers for what the descriptor is; no
+        // memory depends on it.
         let wake = unsafe { EventFd::from_owned_fd(wake) };
         Ok(Doorbells::on(region, Arc::new(wake), qps))
     }
@@ -135,8 +135,8 @@ impl Doorbells {
         }
         let bit = 1 << (index % 64);
         if self.bell(word).fetch_or(bit, AcqRel) & bit != 0 {
-            // The earlier caller sets the summary and wakes the worker. The worker that takes the bell then sees what was published
-            // before this call, too.
+            // The earlier caller sets the summary and wakes the worker. The worker that takes the bell then sees what
+            // was published before this call, too.
             return false;
         }
         self.summary(word / 64).fetch_or(1 << (word % 64), Release);
@@ -145,8 +145,8 @@ impl Doorbells {
 
     /// Wakes the worker if it sleeps, for example after a command.
     pub fn wake_if_sleeping(&self) {
-        // Pairs with the fence in `sleep_begins`: either the worker's last check sees the bell, or this load sees that the worker
-        // sleeps.
+        // Pairs with the fence in `sleep_begins`: either the worker's last check sees the bell, or this load sees that
+        // the worker sleeps.
         fence(SeqCst);
         if self.region.words()[SLEEPING].load(Relaxed) != 0 {
             // A write fails only if the counter is full, and then a wake-up is pending.
@@ -162,16 +162,16 @@ impl Doorbells {
         });
     }
 
-    /// The worker's side: takes bells until their cost, the sum of what `each` returns, reaches `budget`. The other bells stay
-    /// rung. Begins at index `first` and returns where to begin next time, so that every bell gets its turn.
+    /// The worker's side: takes bells until their cost, the sum of what `each` returns, reaches `budget`. The other
+    /// bells stay rung. Begins at index `first` and returns where to begin next time, so that every bell gets its turn.
     pub(super) fn take_some(&self, first: u32, budget: usize, mut each: impl FnMut(QpIndex) -> usize) -> u32 {
         let start = first as usize / 64;
         // Bits below `first` in its word of the bells, and bits below that word's in the summary.
         let (low, before) = ((1u64 << (first % 64)) - 1, (1u64 << (start % 64)) - 1);
         let last = before | u64::from(low != 0) << (start % 64);
         let mut remaining = budget;
-        // The summary word that holds `first` is visited twice: at first without the indices below `first`, at last for these
-        // alone.
+        // The summary word that holds `first` is visited twice: at first without the indices below `first`, at last for
+        // these alone.
         for step in 0..self.summaries + usize::from(last != 0) {
             let s = (start / 64 + step) % self.summaries;
             let now = if step == 0 { !before } else { u64::MAX };
@@ -206,13 +206,15 @@ impl Doorbells {
         (0..self.summaries).any(|s| self.summary(s).load(Acquire) != 0)
     }
 
-    /// The worker's side: from now on a ring writes the eventfd. Caller must check the bells once more before it sleeps.
+    /// The worker's side: from now on a ring writes the eventfd. Caller must check the bells once more before it
+    /// sleeps.
     pub fn sleep_begins(&self) {
         self.region.words()[SLEEPING].fetch_add(1, Relaxed);
         fence(SeqCst);
     }
 
-    /// The worker's side: ends one [`sleep_begins`](Self::sleep_begins). `rang`: the descriptor was readable, and is cleared.
+    /// The worker's side: ends one [`sleep_begins`](Self::sleep_begins). `rang`: the descriptor was readable, and is
+    /// cleared.
     pub fn sleep_ends(&self, rang: bool) {
         self.region.words()[SLEEPING].fetch_sub(1, Relaxed);
         if rang {

@@ -16,16 +16,18 @@ use super::sync::{
 /// Set while a thread catches the events that its own pass raises.
 const CATCHING: u32 = 1 << 31;
 
-/// Counts events in a descriptor that is readable while the count is not 0. A clone is another handle to the same counter.
+/// Counts events in a descriptor that is readable while the count is not 0. A clone is another handle to the same
+/// counter.
 ///
-/// A thread that runs the NIC in order to wait for an event catches the events that its own pass raises. Catching spares a write
-/// and a read of the descriptor.
+/// A thread that runs the NIC in order to wait for an event catches the events that its own pass raises. Catching
+/// spares a write and a read of the descriptor.
 #[derive(Clone, Debug)]
 pub struct EventCounter {
     fd: Arc<EventFd>,
     /// The flag [`CATCHING`], and the number of events caught.
     caught: Arc<AtomicU32>,
-    /// Set if another process made the eventfd: its counter may be full, and a write would block until that process reads.
+    /// Set if another process made the eventfd: its counter may be full, and a write would block until that process
+    /// reads.
     foreign: Option<&'static Signals>,
     /// Set if a notifier raises the events.
     due: Option<Arc<Due>>,
@@ -53,8 +55,8 @@ impl EventCounter {
     /// Counts in an eventfd that another process made, and of which it may keep duplicates.
     ///
     /// # Errors
-    /// If the descriptor is no eventfd: a write to another file might have any effect, and block. If the kernel offers no way to
-    /// add to the counter without blocking.
+    /// If the descriptor is no eventfd: a write to another file might have any effect, and block. If the kernel offers
+    /// no way to add to the counter without blocking.
     pub fn of(fd: OwnedFd) -> io::Result<EventCounter> {
         let target = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())?;
         if target != "anon_inode:[eventfd]" {
@@ -76,8 +78,8 @@ impl EventCounter {
         Ok(EventCounter { due: Some(notifier.add(target)?), ..self })
     }
 
-    /// Allocates the resources for counting in other processes' descriptors. `roxie nic` does so at its start; later events
-    /// allocate nothing.
+    /// Allocates the resources for counting in other processes' descriptors. `roxie nic` does so at its start; later
+    /// events allocate nothing.
     ///
     /// # Errors
     /// If the kernel refuses, as [`of`](Self::of) will report again.
@@ -98,8 +100,8 @@ impl EventCounter {
         }
     }
 
-    /// Catches what is raised while `pass` runs. Returns true if there was an event, which the caller has thereby taken; any
-    /// further events are counted in the descriptor.
+    /// Catches what is raised while `pass` runs. Returns true if there was an event, which the caller has thereby
+    /// taken; any further events are counted in the descriptor.
     pub fn catch<T>(&self, pass: impl FnOnce() -> T) -> (bool, T) {
         if self.caught.compare_exchange(0, CATCHING, AcqRel, Relaxed).is_err() {
             // Another thread catches at the moment.

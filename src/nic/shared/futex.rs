@@ -9,13 +9,15 @@ fn low(word: &AtomicU64) -> *mut u32 {
     word.as_ptr().cast::<u32>().wrapping_add(half)
 }
 
-/// Sleeps until a [`wake`] on this word, or for `limit` at most. Returns immediately if the low half of the word is not `expected`.
+/// Sleeps until a [`wake`] on this word, or for `limit` at most. Returns immediately if the low half of the word is not
+/// `expected`.
 pub(super) fn wait(word: &AtomicU64, expected: u32, limit: Duration) {
     let limit = libc::timespec {
         tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
         tv_nsec: limit.subsec_nanos().into(),
     };
-    // SAFETY: the word and the time outlive the call, which reads 4 aligned bytes of the one, as an atomic, and the other.
+    // SAFETY: the word and the time outlive the call, which reads 4 aligned bytes of the one, as an atomic, and the
+    // other.
     unsafe { libc::syscall(libc::SYS_futex, low(word), libc::FUTEX_WAIT, expected, &raw const limit) };
 }
 

@@ -1,23 +1,27 @@
-//! Memory that two processes map: one passes a descriptor to the other, and each has the pages at an address of its own.
+//! Memory that two processes map: one passes a descriptor to the other, and each has the pages at an address of its
+//! own.
 //!
-//! The file behind it (`memfd_create`) is sealed against shrinking when it is made. A descriptor from another process is mapped
-//! only if it has that seal: if the other process could take pages away, the next access would end this process by a signal.
+//! The file behind it (`memfd_create`) is sealed against shrinking when it is made. A descriptor from another process
+//! is mapped only if it has that seal: if the other process could take pages away, the next access would end this
+//! process by a signal.
 //!
 //! # Memory of an untrusted process
 //!
-//! A file that cannot shrink may still lack pages: because they were never touched, or because of a punched hole (`fallocate`). An
-//! access then allocates a page. If the system has none left (huge pages are limited, as is memory without overcommit), the access
-//! raises `SIGBUS`. Hence a NIC [adopts](Mapping::adopt) a client's file as follows:
+//! A file that cannot shrink may still lack pages: because they were never touched, or because of a punched hole
+//! (`fallocate`). An access then allocates a page. If the system has none left (huge pages are limited, as is memory
+//! without overcommit), the access raises `SIGBUS`. Hence a NIC [adopts](Mapping::adopt) a client's file as follows:
 //!
-//! 1. The file must be of `tmpfs`, not of huge pages, have the length that the client states, and be sealed against shrinking.
-//! 2. The file is mapped, then sealed against all changes but through existing mappings (`F_SEAL_FUTURE_WRITE`, Linux 5.1). With
-//!    that seal the kernel refuses to punch holes (`shmem_fallocate`), also by `MADV_REMOVE`.
-//! 3. All pages must be allocated already (`st_blocks`): they are charged to the client's control group, not to the NIC's.
-//! 4. Each page is touched once (`MADV_POPULATE_WRITE`, Linux 5.14), which returns an error, and raises no signal, if a page cannot
-//!    be had.
+//! 1. The file must be of `tmpfs`, not of huge pages, have the length that the client states, and be sealed against
+//!    shrinking.
+//! 2. The file is mapped, then sealed against all changes but through existing mappings (`F_SEAL_FUTURE_WRITE`, Linux
+//!    5.1). With that seal the kernel refuses to punch holes (`shmem_fallocate`), also by `MADV_REMOVE`.
+//! 3. All pages must be allocated already (`st_blocks`): they are charged to the client's control group, not to the
+//!    NIC's.
+//! 4. Each page is touched once (`MADV_POPULATE_WRITE`, Linux 5.14), which returns an error, and raises no signal, if a
+//!    page cannot be had.
 //!
-//! From then on no system call takes a page away. The kernel's three ways to do so are to shrink, to punch, and to swap out, and a
-//! swapped page is read back. The remaining risks are failures of memory and of the swap device.
+//! From then on no system call takes a page away. The kernel's three ways to do so are to shrink, to punch, and to swap
+//! out, and a swapped page is read back. The remaining risks are failures of memory and of the swap device.
 
 use std::ffi::c_void;
 use std::io;
@@ -58,8 +62,8 @@ impl Mapping {
         Ok((mapping, fd))
     }
 
-    /// As [`create`](Self::create), for a process that [adopts](Self::adopt) the file: all pages are allocated. Caller must keep
-    /// this mapping: once adopted, the file cannot be mapped for writing again.
+    /// As [`create`](Self::create), for a process that [adopts](Self::adopt) the file: all pages are allocated. Caller
+    /// must keep this mapping: once adopted, the file cannot be mapped for writing again.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -120,7 +124,8 @@ impl Mapping {
         })
     }
 
-    /// Populates the page tables, in pieces: the system call locks the address space, for which page faults of other threads may wait.
+    /// Populates the page tables, in pieces: the system call locks the address space, for which page faults of other
+    /// threads may wait.
     fn populate(&self, advice: libc::c_int) -> io::Result<()> {
         for at in (0..self.length).step_by(POPULATED) {
             let length = POPULATED.min(self.length - at);
@@ -153,8 +158,8 @@ impl Mapping {
         Ok(Mapping { base, length })
     }
 
-    /// Maps `length` bytes of a file of memory from byte `offset` on, without any seal: an access may fault, and the caller must
-    /// [guard](super::guard) it. Also returns the offset in the file of the first mapped byte.
+    /// Maps `length` bytes of a file of memory from byte `offset` on, without any seal: an access may fault, and the
+    /// caller must [guard](super::guard) it. Also returns the offset in the file of the first mapped byte.
     ///
     /// # Errors
     /// If the file is not open for reading and writing, or the range is too long.
@@ -190,8 +195,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of` with this length; whatever holds an address in the range holds the mapping as well. The call
-        // cannot fail for a mapped range.
+        // SAFETY: mapped in `of` with this length; whatever holds an address in the range holds the mapping as well.
+        // The call cannot fail for a mapped range.
         let _ = unsafe { munmap(self.base, self.length) };
     }
 }

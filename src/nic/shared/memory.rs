@@ -1,23 +1,24 @@
 //! Registered memory: how the NIC reaches it, at addresses of its own process.
 //!
-//! Every access is checked against the region's bounds here once more, so that a mistake in the layers above becomes a refused copy
-//! and not a stray write.
+//! Every access is checked against the region's bounds here once more, so that a mistake in the layers above becomes a
+//! refused copy and not a stray write.
 //!
 //! # Data races
 //!
-//! The NIC copies as a device does: when a packet asks for it, whatever the application does to the same bytes. A read may then
-//! return a mixture of old and new bytes, as with a NIC in hardware. No type system rules this out, because the other party is a
-//! peer. The rules:
+//! The NIC copies as a device does: when a packet asks for it, whatever the application does to the same bytes. A read
+//! may then return a mixture of old and new bytes, as with a NIC in hardware. No type system rules this out, because
+//! the other party is a peer. The rules:
 //!
-//! * No Rust reference to the bytes exists anywhere. The NIC copies payload without interpreting it, so a mixture stays a mixture.
+//! * No Rust reference to the bytes exists anywhere. The NIC copies payload without interpreting it, so a mixture stays
+//!   a mixture.
 //! * One worker, under its lock, makes all copies of the NIC: copies do not race with one another.
 //! * Threads of the application do not race with one another: `roxie::host::MemoryRegion` has a lock for its own
 //!   `read_at` and `write_at`, which the NIC does not take.
-//! * The last aligned 8, 4, 2 or 1 bytes of a write are stored last, by one atomic `Release`. A program that polls them finds them
-//!   whole, and everything before them written.
+//! * The last aligned 8, 4, 2 or 1 bytes of a write are stored last, by one atomic `Release`. A program that polls them
+//!   finds them whole, and everything before them written.
 //!
-//! The copies are assembly routines ([`guard`]), opaque to the compiler. The routines move 32 bytes at a time, since copying bounds
-//! this path of the NIC, and they return an error where memory is missing.
+//! The copies are assembly routines ([`guard`]), opaque to the compiler. The routines move 32 bytes at a time, since
+//! copying bounds this path of the NIC, and they return an error where memory is missing.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt::Debug;
@@ -47,7 +48,8 @@ struct Owned {
 
 // SAFETY: plain memory, reached only by the raw copies of `HostMemory`.
 unsafe impl Send for Owned {}
-// SAFETY: only the raw copies of `HostMemory` access the bytes, no reference does. Their races are the races of RDMA memory.
+// SAFETY: only the raw copies of `HostMemory` access the bytes, no reference does. Their races are the races of RDMA
+// memory.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {
@@ -74,8 +76,8 @@ enum Kind {
 
 /// Memory of the application that the NIC copies to and from.
 ///
-/// The application and a peer's RDMA may access the same bytes at the same time. As with hardware, a read then returns a mixture;
-/// the module's page lists what is guaranteed.
+/// The application and a peer's RDMA may access the same bytes at the same time. As with hardware, a read then returns
+/// a mixture; the module's page lists what is guaranteed.
 #[derive(Clone, Debug)]
 pub struct HostMemory {
     base: *mut u8,
@@ -92,7 +94,8 @@ pub struct HostMemory {
 // SAFETY: copies go through raw pointers; races on the bytes are the documented behaviour of RDMA memory, and
 // `borrowed` obliges its caller to keep the memory alive.
 unsafe impl Send for HostMemory {}
-// SAFETY: copies take `&self` from any thread through raw pointers; races on the bytes are the documented behaviour of RDMA memory.
+// SAFETY: copies take `&self` from any thread through raw pointers; races on the bytes are the documented behaviour of
+// RDMA memory.
 unsafe impl Sync for HostMemory {}
 
 /// The reason why a copy failed.
@@ -177,8 +180,8 @@ impl HostMemory {
         HostMemory { base, length, kind, process: None, file: None, _owner: Some(Arc::clone(mapping) as _) }
     }
 
-    /// Returns the file behind the memory, if a NIC in another process may map it: the library's own, or the one of which the
-    /// program's memory is a shared mapping.
+    /// Returns the file behind the memory, if a NIC in another process may map it: the library's own, or the one of
+    /// which the program's memory is a shared mapping.
     pub fn file(&self) -> Option<MemoryFile> {
         match (&self.file, self.kind) {
             (Some((fd, start)), _) => {
@@ -204,8 +207,8 @@ impl HostMemory {
         Ok((HostMemory::mapped(mapping, length), fd))
     }
 
-    /// Maps `length` bytes that another process made by [`shared`](Self::shared). One process may then register what the other
-    /// fills.
+    /// Maps `length` bytes that another process made by [`shared`](Self::shared). One process may then register what
+    /// the other fills.
     ///
     /// # Errors
     /// If the descriptor is no such file, or the file has fewer bytes.
@@ -219,20 +222,20 @@ impl HostMemory {
         HostMemory { base, length, kind: Kind::Held, process: None, file: None, _owner: owner }
     }
 
-    /// Memory that the caller owns. If it is unmapped or protected while it is registered, a copy to it fails ([`guard`]) without
-    /// other effects. Installs a handler of `SIGSEGV` and `SIGBUS` for that.
+    /// Memory that the caller owns. If it is unmapped or protected while it is registered, a copy to it fails
+    /// ([`guard`]) without other effects. Installs a handler of `SIGSEGV` and `SIGBUS` for that.
     ///
     /// # Safety
-    /// All that is mapped in `base..base + length` belongs to the region until it is deregistered: no other memory may be mapped
-    /// there, and no Rust reference into it may exist while the NIC may access it.
+    /// All that is mapped in `base..base + length` belongs to the region until it is deregistered: no other memory may
+    /// be mapped there, and no Rust reference into it may exist while the NIC may access it.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> HostMemory {
         guard::install();
         let base = base.as_ptr();
         HostMemory { base, length, kind: Kind::Borrowed, process: None, file: None, _owner: None }
     }
 
-    /// Addresses of this process, the pages of which may be mapped and unmapped at any time. A copy or an atomic fails where there
-    /// is no page ([`guard`]).
+    /// Addresses of this process, the pages of which may be mapped and unmapped at any time. A copy or an atomic fails
+    /// where there is no page ([`guard`]).
     ///
     /// # Safety
     /// No Rust reference into `address..address + length` may exist while the NIC may access it.
@@ -242,9 +245,9 @@ impl HostMemory {
         HostMemory { base, length, kind: Kind::OnDemand, process: None, file: None, _owner: None }
     }
 
-    /// Addresses of another process, the pages of which may be mapped and unmapped at any time. A copy fails where there is no
-    /// page. Atomics are atomic among all accesses by this NIC, but not towards that process's own instructions. The end of a write
-    /// is not stored in one piece. `on_demand`: the memory was registered as such.
+    /// Addresses of another process, the pages of which may be mapped and unmapped at any time. A copy fails where
+    /// there is no page. Atomics are atomic among all accesses by this NIC, but not towards that process's own
+    /// instructions. The end of a write is not stored in one piece. `on_demand`: the memory was registered as such.
     pub fn remote(process: &Arc<RemoteMemory>, address: u64, length: usize, on_demand: bool) -> HostMemory {
         let base = address as *mut u8;
         let kind = if on_demand { Kind::OnDemand } else { Kind::Elsewhere };
@@ -331,20 +334,20 @@ impl HostMemory {
         if self.process.is_none() { Ok(()) } else { Err(CopyFault::Remote) }
     }
 
-    /// Copies `bytes` to `offset`. The last aligned 8, 4, 2 or 1 bytes are stored last and in one piece, since programs poll them
-    /// (`ib_write_lat` one byte, others a word).
+    /// Copies `bytes` to `offset`. The last aligned 8, 4, 2 or 1 bytes are stored last and in one piece, since programs
+    /// poll them (`ib_write_lat` one byte, others a word).
     ///
     /// # Errors
-    /// If the bytes are out of bounds, in another process, or not mapped for writing. In the last case, bytes before the missing
-    /// page may have been written.
+    /// If the bytes are out of bounds, in another process, or not mapped for writing. In the last case, bytes before
+    /// the missing page may have been written.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CopyFault> {
         let Some(to) = self.at(offset, bytes.len())? else { return Ok(()) };
         self.is_local()?;
         let last = last_store((to as usize).wrapping_add(bytes.len()), bytes.len());
-        // SAFETY: `at` checked the whole range. All that is mapped there is the NIC's to write, as `borrowed` and `on_demand`
-        // require. `bytes` is a live slice. The slice cannot overlap the target, which is registered memory, because frames and
-        // queues are the NIC's own. `last` was chosen for the address.
+        // SAFETY: `at` checked the whole range. All that is mapped there is the NIC's to write, as `borrowed` and
+        // `on_demand` require. `bytes` is a live slice. The slice cannot overlap the target, which is registered
+        // memory, because frames and queues are the NIC's own. `last` was chosen for the address.
         let copied = unsafe { guard::copy::copy(to, bytes.as_ptr(), bytes.len() - last, last) };
         copied.map_err(|_| not_mapped(to, bytes.len()))
     }
@@ -365,12 +368,12 @@ impl HostMemory {
         copied.map_err(|_| not_mapped(from, bytes.len()))
     }
 
-    /// Runs `operation` on the 8 bytes at `offset` as the CPU's own atomics would, and returns the value before. The page must be
-    /// writable even if `operation` returns `None`, which leaves the value as it is.
+    /// Runs `operation` on the 8 bytes at `offset` as the CPU's own atomics would, and returns the value before. The
+    /// page must be writable even if `operation` returns `None`, which leaves the value as it is.
     ///
     /// # Errors
-    /// If the address is not 8-aligned, or the bytes are out of bounds, without backing, in another process, or not mapped for
-    /// writing.
+    /// If the address is not 8-aligned, or the bytes are out of bounds, without backing, in another process, or not
+    /// mapped for writing.
     pub fn atomic(&self, offset: u64, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, CopyFault> {
         let at = self.at(offset, 8)?.ok_or(CopyFault::NoMemory)?;
         if !(at as usize).is_multiple_of(8) {
@@ -382,8 +385,8 @@ impl HostMemory {
         before.map_err(|_| not_mapped(at, 8))
     }
 
-    /// Writes the pages of a mapped file or device back to it (`msync`), and waits for the end. Memory without a file has no
-    /// persistent place: nothing happens.
+    /// Writes the pages of a mapped file or device back to it (`msync`), and waits for the end. Memory without a file
+    /// has no persistent place: nothing happens.
     ///
     /// # Errors
     /// If the memory is not mapped any more, or the system could not write it back.
@@ -409,7 +412,8 @@ fn not_mapped(at: *mut u8, length: usize) -> CopyFault {
     CopyFault::NotMapped { address: at as u64, length }
 }
 
-/// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest aligned power of two, up to 8.
+/// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest aligned power of two, up
+/// to 8.
 pub(super) fn last_store(end: usize, length: usize) -> usize {
     let fits = |size: &usize| length >= *size && end.is_multiple_of(*size);
     [8, 4, 2, 1].into_iter().find(fits).unwrap_or(0)

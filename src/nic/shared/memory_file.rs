@@ -1,10 +1,11 @@
-//! Files behind registered memory: a client passes the descriptor, and its NIC maps the file instead of copying through the kernel.
+//! Files behind registered memory: a client passes the descriptor, and its NIC maps the file instead of copying through
+//! the kernel.
 //!
 //! The client has a descriptor for
 //!
 //! * memory that the library allocated for this purpose (`HostMemory::lent`),
-//! * memory of the program that is a shared mapping of one file: POSIX shared memory, `memfd_create`, a file of `hugetlbfs`. The
-//!   program's own descriptor serves, or the file is reopened by its name.
+//! * memory of the program that is a shared mapping of one file: POSIX shared memory, `memfd_create`, a file of
+//!   `hugetlbfs`. The program's own descriptor serves, or the file is reopened by its name.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,8 +32,8 @@ impl MemoryFile {
         MemoryFile { fd, offset, is_lent: true }
     }
 
-    /// Finds the file behind `length` bytes of this process from `address` on. Returns `None` if they are private memory, span
-    /// several mappings, or if no descriptor for reading and writing can be had.
+    /// Finds the file behind `length` bytes of this process from `address` on. Returns `None` if they are private
+    /// memory, span several mappings, or if no descriptor for reading and writing can be had.
     pub fn behind(address: u64, length: u64) -> Option<MemoryFile> {
         let map = AddressMap::new(File::open("/proc/self/maps").ok()?.into()).ok()?;
         let (range, file) = map.shared_file(address, length)?;
@@ -65,7 +66,8 @@ impl AsFd for MemoryFile {
 
 /// Opens a file of memory by its name. Returns `None` if another file has that name by now.
 fn open(name: &Path, wanted: MappedFile) -> Option<OwnedFd> {
-    // Symbolic links of procfs lead to the file itself. A path of the program's may be a pipe or a device by now, hence the flags.
+    // Symbolic links of procfs lead to the file itself. A path of the program's may be a pipe or a device by now, hence
+    // the flags.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let metadata = fs::metadata(name).ok()?;
     if !metadata.is_file() || metadata.ino() != wanted.inode {

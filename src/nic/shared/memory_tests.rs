@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use super::memory::*;
 use super::remote_memory::pages::file_of_program;
 
-/// Returns an address for `length` bytes at which the kernel places no other mapping: others lie at the top of the address space. If a page
-/// there is unmapped, no mapping of another thread takes its place.
+/// Returns an address for `length` bytes at which the kernel places no other mapping: others lie at the top of the
+/// address space. If a page there is unmapped, no mapping of another thread takes its place.
 pub(crate) fn place_of_its_own(length: usize) -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1 << 36);
     NEXT.fetch_add(length.next_multiple_of(1 << 20), Relaxed)

@@ -1,11 +1,11 @@
 //! Memory shared by an application and the NIC: queues, doorbells, registered memory.
 //!
-//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words: offsets instead of pointers, fixed-size slots, and
-//! each index on a cache line of its own. Every word is an atomic, so a slot may be read while the other side overwrites it. The
-//! reader copies a value once, then judges the copy.
+//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words: offsets instead of pointers,
+//! fixed-size slots, and each index on a cache line of its own. Every word is an atomic, so a slot may be read while
+//! the other side overwrites it. The reader copies a value once, then judges the copy.
 //!
-//! Architecture invariant: queues and doorbells assume no common address space (`tests/devices/two_processes` runs the two sides in two
-//! processes). Only `memory` takes pointers, to buffers that the application owns.
+//! Architecture invariant: queues and doorbells assume no common address space (`tests/devices/two_processes` runs the
+//! two sides in two processes). Only `memory` takes pointers, to buffers that the application owns.
 
 #![allow(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Waking a client of a NIC that serves other processes.
 //!
-//! Whatever wakes a process visits all that wait for the same file or word, and a client can add as many as it likes to its eventfds, futexes
-//! and sockets. The worker therefore touches none of these. It marks what is due in the NIC's own memory ([`Due`]), and a thread for each
-//! client, the notifier, does the rest in its own time:
+//! Whatever wakes a process visits all that wait for the same file or word, and a client can add as many as it likes to
+//! its eventfds, futexes and sockets. The worker therefore touches none of these. It marks what is due in the NIC's own
+//! memory ([`Due`]), and a thread for each client, the notifier, does the rest in its own time:
 //!
 //! ```text
 //! worker                                   notifier of the client
@@ -144,8 +144,8 @@ impl Notifier {
         Some((due.upgrade()?, wake))
     }
 
-    /// The notifier's side: calls `block` with the descriptor that becomes readable when something is due, unless something is. `block` returns
-    /// whether it is readable. Returns false once the notifier has to end.
+    /// The notifier's side: calls `block` with the descriptor that becomes readable when something is due, unless
+    /// something is. `block` returns whether it is readable. Returns false once the notifier has to end.
     pub fn sleep(&self, block: impl FnOnce(BorrowedFd<'_>) -> bool) -> bool {
         self.bells.sleep_begins();
         let rests = !self.bells.any() && !self.has_ended();

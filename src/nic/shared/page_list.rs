@@ -1,7 +1,7 @@
 //! The page list of a fast-registered region: the offset of each of its pages.
 //!
-//! The application writes the list, then posts the work request that makes the region valid. The NIC reads the list once, when it
-//! executes that work request, and keeps a copy. As with queues, each value is judged after it is copied.
+//! The application writes the list, then posts the work request that makes the region valid. The NIC reads the list
+//! once, when it executes that work request, and keeps a copy. As with queues, each value is judged after it is copied.
 
 use std::io;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::sync::{
     Ordering::{Acquire, Release},
 };
 
-/// A list of pages: for each page one 64-bit word, its offset in bytes in the memory that pages are taken from. A clone is another
-/// handle to the same list.
+/// A list of pages: for each page one 64-bit word, its offset in bytes in the memory that pages are taken from. A clone
+/// is another handle to the same list.
 #[derive(Clone, Debug)]
 pub struct PageList {
     region: Arc<Region>,

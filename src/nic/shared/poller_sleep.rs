@@ -1,12 +1,13 @@
-//! Sleeping pollers: the application waits a moment for a completion, while a NIC in another process may need its processor.
+//! Sleeping pollers: the application waits a moment for a completion, while a NIC in another process may need its
+//! processor.
 //!
 //! | side | writes | then |
 //! | --- | --- | --- |
 //! | poller | sets [`POLLERS_SLEEP`], fence | checks for a completion, and sleeps if there is none |
 //! | NIC | publishes the completion, fence | checks [`POLLERS_SLEEP`], and wakes the pollers if it is set |
 //!
-//! At least one side sees the other's write. With several pollers on one queue, a poller that returns may clear the word while
-//! another still sleeps: the sleeper then waits for its whole limit.
+//! At least one side sees the other's write. With several pollers on one queue, a poller that returns may clear the
+//! word while another still sleeps: the sleeper then waits for its whole limit.
 
 use std::io;
 use std::time::Duration;

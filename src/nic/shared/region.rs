@@ -1,8 +1,9 @@
 //! A piece of memory that holds queues: 64-bit words, aligned to cache lines.
 //!
-//! Queues address a region by offset and touch it only through atomics, so a second process may map it as well ([`Region::shared`],
-//! [`Region::map`]). Within one process, regions are heap memory. Many queues share one region, each in a [`part`](Region::part):
-//! with a descriptor and a mapping for each queue, thousands of QPs would exhaust the process's limits and its TLB.
+//! Queues address a region by offset and touch it only through atomics, so a second process may map it as well
+//! ([`Region::shared`], [`Region::map`]). Within one process, regions are heap memory. Many queues share one region,
+//! each in a [`part`](Region::part): with a descriptor and a mapping for each queue, thousands of QPs would exhaust the
+//! process's limits and its TLB.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt::Debug;
@@ -76,20 +77,22 @@ impl Region {
     /// If there is no memory for it.
     pub fn new(words: usize) -> io::Result<Arc<Region>> {
         let words = words.max(1);
-        // A line more, to begin on a line within the block. Aligned blocks leave gaps behind in the heap, and the queues of
-        // successive QPs then lie at irregular distances, which a processor cannot prefetch.
+        // A line more, to begin on a line within the block. Aligned blocks leave gaps behind in the heap, and the
+        // queues of successive QPs then lie at irregular distances, which a processor cannot prefetch.
         let with_gap = words.checked_add(LINE - 1).ok_or(io::ErrorKind::OutOfMemory)?;
         let layout = Layout::array::<AtomicU64>(with_gap).map_err(io::Error::other)?;
         // SAFETY: the layout is not empty: there is at least one word.
         let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
         let gap = block.align_offset(LINE * size_of::<AtomicU64>());
-        // SAFETY: the block is aligned to a word, so the gap is at most `LINE - 1` words, by which the block is longer than `words`.
+        // SAFETY: the block is aligned to a word, so the gap is at most `LINE - 1` words, by which the block is longer
+        // than `words`.
         let base = unsafe { block.add(gap) };
         let owner = Arc::new(Heap { base: block, layout });
         Ok(Arc::new(Region { base: base.cast(), words, is_mapped: false, _owner: owner }))
     }
 
-    /// Makes a region as [`new`](Self::new) does, in shared memory. Also returns the descriptor by which another process maps it.
+    /// Makes a region as [`new`](Self::new) does, in shared memory. Also returns the descriptor by which another
+    /// process maps it.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -123,8 +126,8 @@ impl Region {
         Ok(Region::mapped(Mapping::adopt(fd, bytes(words)?)?, words))
     }
 
-    /// As [`to_lend`](Self::to_lend). Also returns a [`HeldPages`], which holds the pages in place once the other process has
-    /// mapped them.
+    /// As [`to_lend`](Self::to_lend). Also returns a [`HeldPages`], which holds the pages in place once the other
+    /// process has mapped them.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -183,14 +186,14 @@ impl Region {
 
     /// The words of the region.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: `base` holds `words` words for as long as the owner lives, aligned to a cache line, and they are only ever
-        // reached through atomics; any bytes are a valid AtomicU64.
+        // SAFETY: `base` holds `words` words for as long as the owner lives, aligned to a cache line, and they are only
+        // ever reached through atomics; any bytes are a valid AtomicU64.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
-/// The words of a region, with their address next to the handle. A queue that looks them up by its [`Region`] touches one cache
-/// line more, which with thousands of queues is a miss.
+/// The words of a region, with their address next to the handle. A queue that looks them up by its [`Region`] touches
+/// one cache line more, which with thousands of queues is a miss.
 #[derive(Clone, Debug)]
 pub struct Words {
     base: NonNull<AtomicU64>,

@@ -1,13 +1,14 @@
 //! A receive queue that many QPs take from: the NIC's side.
 //!
-//! The memory is laid out as in any receive queue ([`super::work_queue`]), but several takers advance its position, possibly on different
-//! workers. A taker copies the slot at the position, then advances the position by compare-and-swap:
+//! The memory is laid out as in any receive queue ([`super::work_queue`]), but several takers advance its position,
+//! possibly on different workers. A taker copies the slot at the position, then advances the position by
+//! compare-and-swap:
 //!
 //! * If another taker was faster, the copy is discarded, because the application may already be overwriting the slot.
 //! * Otherwise the copy is good, because the application reuses slots only behind the consumer.
 //!
-//! The position has 64 bits, so that it never repeats after a lap. The NIC keeps it in its own memory: a write to the shared
-//! consumer by the application does not move it.
+//! The position has 64 bits, so that it never repeats after a lap. The NIC keeps it in its own memory: a write to the
+//! shared consumer by the application does not move it.
 
 use super::sync::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -69,12 +70,12 @@ impl SharedReceives {
         self.limit.compare_exchange(limit, 0, AcqRel, Relaxed).is_ok()
     }
 
-    /// Requests an event, once, when fewer than `limit` receives are left; 0 cancels the request. Returns true if fewer are left
-    /// already: the limit is then disarmed.
+    /// Requests an event, once, when fewer than `limit` receives are left; 0 cancels the request. Returns true if fewer
+    /// are left already: the limit is then disarmed.
     pub fn arm(&self, limit: u32) -> bool {
         self.limit.store(limit, Relaxed);
-        // A read-modify-write that changes nothing, to be ordered with each take: later takes see the limit, earlier ones are seen
-        // here.
+        // A read-modify-write that changes nothing, to be ordered with each take: later takes see the limit, earlier
+        // ones are seen here.
         let position = self.position.fetch_add(0, AcqRel);
         limit != 0 && self.ring.waiting(position as u32) < limit && self.disarm(limit)
     }
@@ -109,8 +110,8 @@ impl SharedReceives {
         self.ring.max_sge()
     }
 
-    /// Begins to move all waiting receives to another ring, in their order; [`ReceivesMove::go_on`] does it. Receives may be taken meanwhile.
-    /// Caller must ensure that none is posted until [`end_move`](Self::end_move).
+    /// Begins to move all waiting receives to another ring, in their order; [`ReceivesMove::go_on`] does it. Receives
+    /// may be taken meanwhile. Caller must ensure that none is posted until [`end_move`](Self::end_move).
     ///
     /// # Errors
     /// The number of waiting receives, if the other ring holds fewer, or shorter lists. The rings are unchanged then.
@@ -123,7 +124,8 @@ impl SharedReceives {
         Ok(ReceivesMove { to, first: self.position.load(Acquire), waiting, copied: 0 })
     }
 
-    /// Continues in the ring to which all receives have been copied. Caller must ensure that there is no concurrent take.
+    /// Continues in the ring to which all receives have been copied. Caller must ensure that there is no concurrent
+    /// take.
     pub fn end_move(&mut self, moved: ReceivesMove) {
         // No more than were copied, even if a client has posted meanwhile.
         let taken = (self.position.load(Acquire) - moved.first).min(u64::from(moved.copied));

@@ -1,7 +1,7 @@
 //! For tests: the states of memory that another thread could observe during a store.
 //!
-//! The trap flag of x86 raises `SIGTRAP` after every instruction of the thread. The handler records the 8 watched bytes whenever
-//! they differ from the last record: each record is a state that a reader on another processor might see.
+//! The trap flag of x86 raises `SIGTRAP` after every instruction of the thread. The handler records the 8 watched bytes
+//! whenever they differ from the last record: each record is a state that a reader on another processor might see.
 
 use std::arch::asm;
 use std::cell::Cell;

@@ -13,9 +13,9 @@
 //! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs                    with one SGE, two are a cache line
 //! ```
 //!
-//! Ordering: the application writes a slot with relaxed stores, then publishes it by a Release store of the producer. The NIC loads
-//! the producer with Acquire, copies the slot, and only then judges the copy. The application reuses a slot after an Acquire load
-//! of the consumer.
+//! Ordering: the application writes a slot with relaxed stores, then publishes it by a Release store of the producer.
+//! The NIC loads the producer with Acquire, copies the slot, and only then judges the copy. The application reuses a
+//! slot after an Acquire load of the consumer.
 
 use std::io;
 use std::sync::Arc;
@@ -128,7 +128,8 @@ impl Ring {
         &self.memory.words()[at..][..stride]
     }
 
-    /// Loads a position. Positions are 32-bit counters; the upper half of the word, which another process may write, is ignored.
+    /// Loads a position. Positions are 32-bit counters; the upper half of the word, which another process may write, is
+    /// ignored.
     fn load(&self, index: usize) -> u32 {
         self.word(index).load(Acquire) as u32
     }
@@ -208,7 +209,8 @@ impl SendRing {
         Ring::size(capacity, SendRing::stride(max_sge, max_inline))
     }
 
-    /// Returns a handle to the queue of this shape in `region`; other handles may exist. A zeroed region is an empty queue.
+    /// Returns a handle to the queue of this shape in `region`; other handles may exist. A zeroed region is an empty
+    /// queue.
     ///
     /// # Errors
     /// If the region is too small.
@@ -245,8 +247,8 @@ impl SendRing {
         Ok(())
     }
 
-    /// The application's side: writes a work request behind `staged` others that are not published yet. The NIC does not see it
-    /// before [`publish`](Self::publish); an unpublished one is overwritten by the next.
+    /// The application's side: writes a work request behind `staged` others that are not published yet. The NIC does
+    /// not see it before [`publish`](Self::publish); an unpublished one is overwritten by the next.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -331,8 +333,8 @@ impl SendRing {
         if ready <= self.ring.mask + 1 { ready } else { 0 }
     }
 
-    /// The NIC's side: copies the work request at `position` to `wr`, and its entries to `sges` or its payload to `inline`. Returns
-    /// `None` if there is none. If the opcode is invalid, only `wr_id` is copied.
+    /// The NIC's side: copies the work request at `position` to `wr`, and its entries to `sges` or its payload to
+    /// `inline`. Returns `None` if there is none. If the opcode is invalid, only `wr_id` is copied.
     pub fn fetch(
         &self,
         position: u32,
@@ -343,8 +345,8 @@ impl SendRing {
         self.has(position).then(|| self.copy_out(position, true, wr, sges, inline))
     }
 
-    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted. Without `addressed`, UD's and XRC's
-    /// addresses are not copied.
+    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted. Without `addressed`, UD's
+    /// and XRC's addresses are not copied.
     #[inline(always)]
     pub fn copy_out(
         &self,
@@ -436,7 +438,8 @@ impl RecvRing {
         Ring::size(capacity, RecvRing::stride(max_sge))
     }
 
-    /// Returns a handle to the queue of this shape in `region`; other handles may exist. A zeroed region is an empty queue.
+    /// Returns a handle to the queue of this shape in `region`; other handles may exist. A zeroed region is an empty
+    /// queue.
     ///
     /// # Errors
     /// If the region is too small.
@@ -451,7 +454,8 @@ impl RecvRing {
         if words < LINE { words.next_power_of_two() } else { words.next_multiple_of(LINE) }
     }
 
-    /// The application's side: posts one receive. Returns true if the NIC wants a doorbell. Caller must serialize calls.
+    /// The application's side: posts one receive. Returns true if the NIC wants a doorbell. Caller must serialize
+    /// calls.
     ///
     /// # Errors
     /// If the queue is full, or the list is longer than a slot allows.
@@ -466,8 +470,8 @@ impl RecvRing {
         slot[1].store(sges.len() as u64, Relaxed);
         put_sges(list, sges);
         self.ring.publish(1);
-        // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next look at the producer sees this
-        // post.
+        // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next look at the
+        // producer sees this post.
         fence(SeqCst);
         Ok(self.ring.word(WANTS_DOORBELL).load(Relaxed) != 0)
     }
@@ -506,8 +510,8 @@ impl RecvRing {
     pub(super) fn retire_at_least(&self, position: u64) {
         let consumer = self.ring.word(CONSUMER);
         let mut seen = consumer.load(Relaxed);
-        // An attempt fails if another taker was faster, or if a client overwrites the consumer. Such a client's queue then stays
-        // full.
+        // An attempt fails if another taker was faster, or if a client overwrites the consumer. Such a client's queue
+        // then stays full.
         for _ in 0..TRIES {
             if seen >= position {
                 return;

@@ -114,8 +114,8 @@ counters! {
     rx_dropped_unacknowledged,
     /// Packets with a wrong ICRC (`rx_icrc_encapsulated` of mlx5).
     rx_icrc_encapsulated,
-    /// Packets accepted although their ICRC matches only an implausible IPv4 identification: the ICRC covers that field, and sockets do
-    /// not show it.
+    /// Packets accepted although their ICRC matches only an implausible IPv4 identification: the ICRC covers that
+    /// field, and sockets do not show it.
     icrc_weak,
     /// Malformed RoCE packets: invalid headers or lengths, a wrong pad, an invalid congestion notification.
     rx_malformed,
@@ -139,10 +139,11 @@ counters! {
     rx_pause_storm_warning_events,
     /// Pauses ignored because of a pause storm.
     rx_pause_storm_ignored,
-    /// Memory operations that failed: pages missing or protected, a flush that could not be written back, or a client's memory out of
-    /// reach.
+    /// Memory operations that failed: pages missing or protected, a flush that could not be written back, or a client's
+    /// memory out of reach.
     memory_faults,
-    /// Packets dropped because their QP waits for copies from or to a client's memory, and too many packets wait with it.
+    /// Packets dropped because their QP waits for copies from or to a client's memory, and too many packets wait with
+    /// it.
     rx_dropped_awaiting_copies,
     /// Completions lost because their completion queue was full.
     cq_overflow,

@@ -13,8 +13,8 @@
 //! After each call, check `wants_transmit` and `deadline`. Effects are appended to [`Output`]. Copies into memory must
 //! run before any reply that depends on them is sent. Completions must be published after those copies.
 //!
-//! Read `requester`, then `responder`: the two sides of a connection, each with fields of its own. The two share no state, and know of the QP only
-//! what is in `context`: numbers, attributes and state. `qp` joins them.
+//! Read `requester`, then `responder`: the two sides of a connection, each with fields of its own. The two share no
+//! state, and know of the QP only what is in `context`: numbers, attributes and state. `qp` joins them.
 //!
 //! * `memory`: protection keys, and the memory that each of them grants. `scatter`: lists of such memory.
 //! * `check`: the checks of a request. `rules`: what fast path and slow path decide in the same way.
@@ -133,7 +133,8 @@ pub struct Output {
     pub arrived: Nanos,
     /// Number of local work requests executed since [`Nic::take_local_work`](crate::nic::Nic::take_local_work).
     pub local_work: u32,
-    /// QPs that have withdrawn access to a region, or to a window of it. Batches of copies that are out may still use the region.
+    /// QPs that have withdrawn access to a region, or to a window of it. Batches of copies that are out may still use
+    /// the region.
     pub withdrawn: Vec<(QpIndex, MrIndex)>,
     /// Point to return to if the bytes of the current response cannot be stored.
     pub(crate) result: Option<send_queue::ResultPoint>,

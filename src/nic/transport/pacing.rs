@@ -1,7 +1,7 @@
 //! Pacing: when a QP's next packet may be sent, and the inputs of its reaction point.
 //!
-//! Requests and READ responses wait for their time. ACKs and atomic responses are sent immediately: they are small, and the
-//! peer's rate depends on them. A QP at line rate is not held back, because the link paces it.
+//! Requests and READ responses wait for their time. ACKs and atomic responses are sent immediately: they are small, and
+//! the peer's rate depends on them. A QP at line rate is not held back, because the link paces it.
 //!
 //! A data packet causes at most one notification. Therefore a QP handles only as many notifications as it has sent data
 //! packets that may still be in flight, and none before the first. An attacker that forges notifications without seeing
@@ -168,8 +168,9 @@ impl Pacing {
         invariant!(self.is_on() || !self.held, "data of a QP without a rate is held back");
     }
 
-    /// Installs the reaction point `control` and evaluates the rate. A reaction point of the same kind keeps its rate. The QP's own attributes
-    /// and `share`, the rate shared with other QPs, limit the rate further. At `line_rate`, the port's, or above, the QP is not held back.
+    /// Installs the reaction point `control` and evaluates the rate. A reaction point of the same kind keeps its rate.
+    /// The QP's own attributes and `share`, the rate shared with other QPs, limit the rate further. At `line_rate`, the
+    /// port's, or above, the QP is not held back.
     pub(super) fn set(
         &mut self,
         now: Nanos,

@@ -61,11 +61,11 @@ pub(super) fn read_response_opcode(k: u32, packets: u32) -> Opcode {
     }
 }
 
-/// True if packet `k` of a READ response may have this position. `requested_from`: the packet from which the READ was requested last;
-/// `last`: it is the last packet.
+/// True if packet `k` of a READ response may have this position. `requested_from`: the packet from which the READ was
+/// requested last; `last`: it is the last packet.
 ///
-/// The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with
-/// FIRST or ONLY (the specification). Both are accepted; the PSN gives the offset.
+/// The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe,
+/// `rxe_resp.c`) or begin with FIRST or ONLY (the specification). Both are accepted; the PSN gives the offset.
 //= IBTA 9.9.2: response-fits-its-request
 #[inline(always)]
 pub(super) fn response_fits(position: Position, k: u32, requested_from: u32, last: bool) -> bool {

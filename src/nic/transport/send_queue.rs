@@ -85,7 +85,8 @@ pub struct Operands {
     pub remote_srqn: Srqn,
 }
 
-/// The oldest work request before a response completed it: the point to return to if the bytes of the response cannot be stored.
+/// The oldest work request before a response completed it: the point to return to if the bytes of the response cannot
+/// be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultPoint {
     /// Position in the send queue.

@@ -4,9 +4,9 @@ use super::Reply;
 
 /// Whose turn it is after the last packet.
 ///
-/// Replies precede requests, with two exceptions. READ responses and requests alternate, so that neither starves. One request may
-/// precede an ACK, unless `Ctx::acknowledges_first`: an application's immediate reply is more urgent, and over sockets both leave in
-/// one segmented send.
+/// Replies precede requests, with two exceptions. READ responses and requests alternate, so that neither starves. One
+/// request may precede an ACK, unless `Ctx::acknowledges_first`: an application's immediate reply is more urgent, and
+/// over sockets both leave in one segmented send.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// A READ response packet was sent last: a request is sent before the next one.

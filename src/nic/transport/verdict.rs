@@ -91,7 +91,8 @@ pub enum Verdict {
     BadCnp,
     /// The QP waits for copies from or to the memory of another process.
     AwaitsCopies {
-        /// True if the packet was set aside, and is handled afterwards. Otherwise there was no room, and the packet was dropped.
+        /// True if the packet was set aside, and is handled afterwards. Otherwise there was no room, and the packet was
+        /// dropped.
         is_held: bool,
     },
 }
@@ -180,7 +181,8 @@ impl Verdict {
         matches!(self, Verdict::Refused(_) | Verdict::ReceiveFailed(_))
     }
 
-    /// True if the packet shows that the peer has the connection: a request that is due or was executed, or a response to what was sent.
+    /// True if the packet shows that the peer has the connection: a request that is due or was executed, or a response
+    /// to what was sent.
     #[inline]
     pub fn is_of_connection(&self) -> bool {
         matches!(

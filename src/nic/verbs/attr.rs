@@ -86,7 +86,8 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// Returns a path of RoCE v2 without a VLAN: traffic class and flow label 0, hop limit 64, service level 0, the port's rate.
+    /// Returns a path of RoCE v2 without a VLAN: traffic class and flow label 0, hop limit 64, service level 0, the
+    /// port's rate.
     pub fn new(sgid: Gid, dgid: Gid, smac: [u8; 6], dmac: [u8; 6]) -> AddressVector {
         AddressVector {
             sgid,
@@ -217,8 +218,8 @@ pub struct QpAttr {
     pub rnr_retry: Option<u8>,
     /// Rate limit.
     pub rate_limit: Option<RateLimit>,
-    /// Selective repeat instead of go-back-N, on RC: only if the peer has agreed to it. Not of the verbs: no mask names it, and it
-    /// takes effect in a transition to RTR or RTS.
+    /// Selective repeat instead of go-back-N, on RC: only if the peer has agreed to it. Not of the verbs: no mask names
+    /// it, and it takes effect in a transition to RTR or RTS.
     pub selective_repeat: Option<bool>,
 }
 

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::Gid;
 use roxie_wire::Encapsulation;
 
-/// A GID of this NIC: an address, in one RoCE version and of one VLAN or none. An address alone is RoCE v2 without a VLAN.
+/// A GID of this NIC: an address, in one RoCE version and of one VLAN or none. An address alone is RoCE v2 without a
+/// VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LocalGid {
     /// The address; an IPv4 address is IPv4-mapped.

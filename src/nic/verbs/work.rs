@@ -250,14 +250,14 @@ impl SendWr {
         SendWr { opcode: WrOpcode::Read, ..SendWr::write(address, rkey) }
     }
 
-    /// Returns an atomic compare-and-swap of the 8 bytes at `address` of the peer: they become `swap` if they are `compare`. The
-    /// old value is returned to the 8 bytes of the scatter/gather list.
+    /// Returns an atomic compare-and-swap of the 8 bytes at `address` of the peer: they become `swap` if they are
+    /// `compare`. The old value is returned to the 8 bytes of the scatter/gather list.
     pub fn compare_swap(address: u64, rkey: RKey, compare: u64, swap: u64) -> SendWr {
         SendWr { opcode: WrOpcode::CompareSwap, compare_add: compare, swap, ..SendWr::write(address, rkey) }
     }
 
-    /// Returns an atomic addition to the 8 bytes at `address` of the peer. The old value is returned to the 8 bytes of the
-    /// scatter/gather list.
+    /// Returns an atomic addition to the 8 bytes at `address` of the peer. The old value is returned to the 8 bytes of
+    /// the scatter/gather list.
     pub fn fetch_add(address: u64, rkey: RKey, add: u64) -> SendWr {
         SendWr { opcode: WrOpcode::FetchAdd, compare_add: add, ..SendWr::write(address, rkey) }
     }
@@ -286,8 +286,8 @@ impl SendWr {
         SendWr { flags: self.flags | SendFlags::FENCE, ..self }
     }
 
-    /// Adds immediate data to a SEND or a WRITE. The WRITE then consumes a receive of the peer. Other operations carry none, and stay as
-    /// they are.
+    /// Adds immediate data to a SEND or a WRITE. The WRITE then consumes a receive of the peer. Other operations carry
+    /// none, and stay as they are.
     #[must_use]
     pub fn imm(self, imm: u32) -> SendWr {
         let opcode = match self.opcode {

@@ -26,8 +26,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The open files of the process.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Queues writes for a thread. A clone writes to the same file. The drop of the last one waits until all is written, or until the file
-/// has accepted nothing for 2 s.
+/// Queues writes for a thread. A clone writes to the same file. The drop of the last one waits until all is written, or
+/// until the file has accepted nothing for 2 s.
 #[derive(Clone, Debug)]
 pub struct Background(Arc<Handle>);
 
@@ -126,8 +126,8 @@ impl Background {
         Background::start(out, capacity, grace, None)
     }
 
-    /// Like [`with_limits`](Self::with_limits). The file tells how many writes were refused: a block of `statistics` follows each
-    /// gap, before the next queued block that the thread takes, and one is the end of the file.
+    /// Like [`with_limits`](Self::with_limits). The file tells how many writes were refused: a block of `statistics`
+    /// follows each gap, before the next queued block that the thread takes, and one is the end of the file.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -175,8 +175,8 @@ impl Background {
         Progress(Arc::clone(&self.0.shared))
     }
 
-    /// Ends the file once all queued bytes are written, without waiting for that. [`Progress::has_ended`] reports the end. What clones
-    /// write afterwards is lost.
+    /// Ends the file once all queued bytes are written, without waiting for that. [`Progress::has_ended`] reports the
+    /// end. What clones write afterwards is lost.
     pub fn close(&self) {
         self.0.shared.lock().closing = true;
         self.0.shared.work.notify_one();
@@ -302,7 +302,8 @@ fn lock_until<T>(lock: &Mutex<T>, until: Instant) -> Option<MutexGuard<'_, T>> {
 fn run(shared: &Shared, mut buffer: Vec<u8>, mut out: impl Write, mut statistics: Option<Statistics>) {
     let mut reported = 0;
     while let Some(writes) = take(shared, &mut buffer) {
-        // A write is refused only while the queue is full. Its bytes are taken afterwards, so each refusal is seen here.
+        // A write is refused only while the queue is full. Its bytes are taken afterwards, so each refusal is seen
+        // here.
         let gap = std::mem::replace(&mut reported, writes.refused) != writes.refused;
         let report = statistics.as_mut().filter(|_| gap).map_or_else(Vec::new, |make| make(writes));
         let written = out.write_all(&report).and_then(|()| write(shared, &mut out, &buffer));

@@ -37,7 +37,7 @@ impl Chunk for MemoryChunk {
     }
 }
 
-/// What the kernel does at a kick: sends this many descriptors, or refuses.
+/// The kernel's answer to a kick: sends this many descriptors, or refuses.
 pub(super) type Kick = Result<usize, Errno>;
 
 /// Four rings, and what the kernel has taken from them.
@@ -57,7 +57,7 @@ struct Rings {
     receive_needs_wakeup: bool,
     send_needs_wakeup: bool,
     wakes: usize,
-    /// What the next kicks do. Those after them send everything.
+    /// Answers to the next kicks. Later kicks send everything.
     kicks: VecDeque<Kick>,
 }
 

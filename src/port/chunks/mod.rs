@@ -5,15 +5,17 @@
 //!   transmit   free -> slot -> pending -> tx ring -> kernel -> completion ring -> free
 //! ```
 //!
-//! A chunk is a value that is neither `Copy` nor `Clone`: it moves into a ring and comes out of one, so that none is in two places. The
-//! rings are behind [`ReceiveRings`] and [`SendRings`]: those of a socket in `xdp`, and in tests a pair in memory whose other end a test plays.
+//! A chunk is a value that is neither `Copy` nor `Clone`: it moves into a ring and comes out of one, so that none is in
+//! two places. The rings are behind [`ReceiveRings`] and [`SendRings`]: those of a socket in `xdp`, and a pair in memory
+//! with a test at the other end.
 //!
-//! Chunks of one direction never serve the other, and every ring has room for all chunks of its direction. Rings therefore never
-//! overflow, and a flood of received frames cannot block sending. A chunk is in the kernel exactly if it is nowhere else
-//! (checked by [`ChunkAccount`]).
+//! Chunks of one direction never serve the other, and every ring has room for all chunks of its direction. Rings
+//! therefore never overflow, and a flood of received frames cannot block sending. A chunk is in the kernel exactly if
+//! it is nowhere else (checked by [`ChunkAccount`]).
 //!
-//! In copy mode, the chunk used last is used next, because the processor's cache still holds it: `free` and `returning` are stacks, a
-//! flush takes back what was sent, and the kernel gets only as many chunks as expected frames need ([`Receiver::expect`]).
+//! In copy mode, the chunk used last is used next, because the processor's cache still holds it: `free` and `returning`
+//! are stacks, a flush takes back what was sent, and the kernel gets only as many chunks as expected frames need
+//! ([`Receiver::expect`]).
 
 #[cfg(test)]
 mod memory;

@@ -1,4 +1,4 @@
-//! Receiving: descriptors become frames of a burst, whose chunks go back to the kernel.
+//! Receiving: descriptors become frames of a burst, and their chunks go back to the kernel.
 
 use super::{CHUNK_DATA, Chunk, ChunkAccount, Pieces, ReceiveRings};
 use crate::BURST;
@@ -45,8 +45,8 @@ pub(crate) struct Receiver<R: ReceiveRings> {
 }
 
 impl<R: ReceiveRings> Receiver<R> {
-    /// Gives chunks to the kernel to receive into: in copy mode only as many as expected frames need. A zero-copy driver keeps its own
-    /// ring full.
+    /// Gives chunks to the kernel to receive into: in copy mode only as many as expected frames need. A zero-copy
+    /// driver keeps its own ring full.
     pub(crate) fn new(rings: R, chunks: Vec<R::Chunk>, longest: usize, copy_mode: bool) -> Receiver<R> {
         let total = chunks.len();
         let mut receiver = Receiver {

@@ -32,8 +32,8 @@ pub(crate) struct Sender<R: SendRings> {
     slots: Vec<Option<Pieces<R::Chunk>>>,
     free_slots: Vec<u32>,
     pending: Vec<R::Chunk>,
-    /// True if the kernel has refused to send what is on the tx ring: the interface is down or gone. Frames that are committed meanwhile
-    /// are lost. Those on the ring are the kernel's, and are sent late.
+    /// True if the kernel has refused to send what is on the tx ring: the interface is down or gone. Frames that are
+    /// committed meanwhile are lost. Those on the ring are the kernel's, and are sent late.
     is_down: bool,
     counters: TxCounters,
 }
@@ -132,7 +132,8 @@ impl<R: SendRings> Sender<R> {
         self.free.append(&mut self.pending);
     }
 
-    /// Gives the committed frames to the kernel, and kicks it where needed. Frames to an interface that is down are lost.
+    /// Gives the committed frames to the kernel, and kicks it where needed. Frames to an interface that is down are
+    /// lost.
     ///
     /// # Errors
     /// If the link has failed for good, because the interface was deleted.

@@ -202,7 +202,8 @@ fn cancelled_slot_is_free_again() {
     assert_eq!((sender.counters().kicks, kernel.sent().len()), (0, 0));
 }
 
-/// Runs a flush of `frames` frames in copy mode, with these kicks. Returns kicks, kicks without progress, and whether frames wait.
+/// Runs a flush of `frames` frames in copy mode, with these kicks. Returns kicks, kicks without progress, and whether
+/// frames wait.
 fn flush(frames: u64, kicks: &[Kick]) -> (u64, u64, bool) {
     let kernel = Kernel::new(CHUNKS);
     let mut sender = sender(&kernel, true);
@@ -239,7 +240,7 @@ fn zero_copy_driver_is_kicked_once_if_asked() {
 }
 
 #[test]
-fn frames_for_a_link_that_is_down_are_lost() {
+fn frames_for_a_lost_link_are_lost() {
     let kernel = Kernel::new(CHUNKS);
     let mut sender = sender(&kernel, true);
     let frames: Vec<_> = (0..4).map(|number| pattern(number, LONGEST)).collect();
@@ -252,7 +253,8 @@ fn frames_for_a_link_that_is_down_are_lost() {
     }
     assert_eq!((sender.counters().failed, sender.counters().link_down), (2, 3));
     check(sender.account(), kernel.chunks()[1].clone());
-    // The link is up again. The frame on the ring is the kernel's; the next one is lost, as the flush has not seen that yet.
+    // The link is up again. The frame on the ring is the kernel's; the next one is lost, as the flush has not seen that
+    // yet.
     assert!(commit(&mut sender, &frames[3]));
     sender.flush().expect("up");
     assert_eq!(kernel.sent(), [frames[0].clone()]);
@@ -280,7 +282,7 @@ fn deleted_interface_is_an_error() {
     check(sender.account(), kernel.chunks()[1].clone());
 }
 
-/// Both ends act at random: frames arrive whole, once and in order, those committed leave so, and no chunk is lost.
+/// The ends act at random: frames arrive whole, once and in order, those committed leave so, and no chunk is lost.
 #[test]
 fn random_turns_keep_every_chunk() {
     for seed in 0..300u64 {
@@ -289,27 +291,27 @@ fn random_turns_keep_every_chunk() {
         let kernel = Kernel::new(CHUNKS);
         let copy_mode = seed % 2 == 0;
         let (mut receiver, mut sender) = (receiver(&kernel, copy_mode), sender(&kernel, copy_mode));
-        let (mut to_come, mut to_leave) =
+        let (mut expected, mut committed) =
             (std::collections::VecDeque::new(), std::collections::VecDeque::new());
         for turn in 0..300 {
             match below(8) {
                 0 | 1 => {
                     let frame = pattern(turn, 1 + below(LONGEST));
                     if kernel.deliver(&frame.chunks(CHUNK_DATA).collect::<Vec<_>>()) {
-                        to_come.push_back(frame);
+                        expected.push_back(frame);
                     }
                 }
                 2 => {
                     receiver.receive(1 + below(8));
                     for i in 0..receiver.received() {
-                        assert_eq!(Some(receiver.frame(i).to_vec()), to_come.pop_front(), "seed {seed}");
+                        assert_eq!(Some(receiver.frame(i).to_vec()), expected.pop_front(), "seed {seed}");
                     }
                     receiver.release();
                 }
                 3 | 4 => {
                     let frame = pattern(turn, 1 + below(LONGEST));
                     if commit(&mut sender, &frame) {
-                        to_leave.push_back(frame);
+                        committed.push_back(frame);
                     }
                 }
                 5 => {
@@ -323,7 +325,7 @@ fn random_turns_keep_every_chunk() {
                 _ => {}
             }
             for frame in kernel.sent() {
-                assert_eq!(Some(frame), to_leave.pop_front(), "seed {seed}");
+                assert_eq!(Some(frame), committed.pop_front(), "seed {seed}");
             }
             // Takes what the completion ring has.
             let sent = sender.account();

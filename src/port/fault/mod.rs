@@ -4,9 +4,9 @@
 //! come from a [`FaultConfig`] (rates and counts over all frames) and from rules with a predicate ("the third ACK"), so
 //! that this layer needs no knowledge of the protocol above. Several fault layers may stack.
 //!
-//! Every fault is evaluated for every frame of its direction, so that a second fault does not shift the draws of the first. A
-//! drop takes precedence over all other faults. Of a duplicated frame the copy is the unharmed one; if the frame is
-//! delayed, the copy passes immediately.
+//! Every fault is evaluated for every frame of its direction, so that a second fault does not shift the draws of the
+//! first. A drop takes precedence over all other faults. Of a duplicated frame the copy is the unharmed one; if the
+//! frame is delayed, the copy passes immediately.
 //!
 //! Over a `udp` port with segmentation on, a frame that this layer removes from a segmentation group or sends later
 //! gets another IPv4 identification than its ICRC was computed for. Peers on `udp` ports do not mind; for others open

@@ -1,5 +1,5 @@
-//! Several processes on one device, over UDP or packet sockets: each has an engine of its own, and no data passes from one process to
-//! another.
+//! Several processes on one device, over UDP or packet sockets: each has an engine of its own, and no data passes from
+//! one process to another.
 //!
 //! All UDP sockets on RoCE's port form one reuseport group (`SO_REUSEPORT`), and a classic BPF program selects the
 //! socket for each datagram (`steering`). A member has a *slot*, a place in that group, and owns *units* of QPNs: a
@@ -9,7 +9,7 @@
 //! takes the packets of its units; the members' UDP sockets only hold the port.
 //!
 //! ```text
-//!  rendezvous  a listening socket with an abstract name, shared by all members: passes the other descriptors to newcomers
+//!  rendezvous  an abstract listening socket of all members: passes the other descriptors to newcomers
 //!  fd_keeper   the sockets of all slots, kept open after their members end, because closing one renumbers the group;
 //!              and a socket pair for each slot, over which members pass on datagrams that reached the wrong process
 //!  register    the roster (the owner of each slot, unit, service and port number), and the locks that show which
@@ -114,8 +114,8 @@ struct Inner {
     senders: Mutex<BTreeMap<u8, UnixDatagram>>,
 }
 
-/// Returns the roster of this user's group in the calling thread's network namespace; `None` if there is none. Members that have
-/// ended since are left out.
+/// Returns the roster of this user's group in the calling thread's network namespace; `None` if there is none. Members
+/// that have ended since are left out.
 ///
 /// # Errors
 /// If a group exists and cannot be queried.
@@ -363,8 +363,8 @@ impl Inner {
         }
         match self.slot_of(target, destination) {
             Some(slot) => slot == self.slot,
-            // A request for a service without a listener, or to release an unknown connection, is answered by the member that got it; if
-            // all get it, by the first.
+            // A request for a service without a listener, or to release an unknown connection, is answered by the
+            // member that got it; if all get it, by the first.
             None => self.is_steered || lock(&self.known).1.taken().next() == Some(self.slot),
         }
     }

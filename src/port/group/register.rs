@@ -31,7 +31,8 @@ const LOCKS: i64 = 1 << 40;
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_micros(200);
 
-/// The part of a roster that all versions have. Sequence number, length and checksum in front of it are the same in all versions, too.
+/// The part of a roster that all versions have. Sequence number, length and checksum in front of it are the same in all
+/// versions, too.
 #[derive(Deserialize)]
 struct Version {
     form: u32,

@@ -3,8 +3,8 @@
 //!
 //! A packet goes to the owner of its destination QPN's unit (upper 8 bits). A management datagram to QP1 goes by its
 //! type: a request (REQ, SIDR_REQ) to the member that listens for its service; any other message to the owner of the
-//! unit in the communication ID that its receiver chose. A datagram for no member goes to the first one, which answers requests
-//! for connections and for their release.
+//! unit in the communication ID that its receiver chose. A datagram for no member goes to the first one, which answers
+//! requests for connections and for their release.
 
 use std::net::IpAddr;
 
@@ -48,7 +48,8 @@ const SERVICES: usize = 1500;
 pub(crate) enum Target {
     /// The owner of this unit.
     Unit(u8),
-    /// Likewise, and any member if no process owns the unit: a request to release a connection, which is to be answered.
+    /// Likewise, and any member if no process owns the unit: a request to release a connection, which is to be
+    /// answered.
     Release(u8),
     /// The member that listens for this service.
     Service(u64),

@@ -1,6 +1,6 @@
 //! Passes datagrams that reached the wrong process on to the right one: over a pair of Unix sockets for each slot. The
-//! pairs have no name that a process of another user could bind: members find them in the `FdKeeper`, next to the slot's UDP
-//! sockets.
+//! pairs have no name that a process of another user could bind: members find them in the `FdKeeper`, next to the
+//! slot's UDP sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

@@ -122,8 +122,8 @@ pub fn offloads(index: u32) -> io::Result<Offloads> {
     Ok(Offloads { active: names(ETHTOOL_A_FEATURES_ACTIVE), changeable: names(ETHTOOL_A_FEATURES_HW) })
 }
 
-/// Turns an offload of the interface with this index on or off. The kernel may leave it as it is without an error, where the driver fixes
-/// it: [`offloads`] tells.
+/// Turns an offload of the interface with this index on or off. The kernel may leave it as it is without an error,
+/// where the driver fixes it: [`offloads`] tells.
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN.

@@ -1,9 +1,9 @@
 //! Resolves an IP address to the station address that its frames must carry.
 //!
-//! The kernel has the routes and the neighbour table, and resolves (ARP, neighbour discovery). The kernel does not see frames
-//! sent through AF_XDP, so these keep no entry alive. A neighbour is therefore entered as *managed* (`NTF_EXT_MANAGED`,
-//! Linux 5.16): the kernel resolves it immediately and refreshes it from then on. [`Neighbours`](super::Neighbours) records
-//! the entries it requested, follows them, and removes them in the end.
+//! The kernel has the routes and the neighbour table, and resolves (ARP, neighbour discovery). The kernel does not see
+//! frames sent through AF_XDP, so these keep no entry alive. A neighbour is therefore entered as *managed*
+//! (`NTF_EXT_MANAGED`, Linux 5.16): the kernel resolves it immediately and refreshes it from then on.
+//! [`Neighbours`](super::Neighbours) records the entries it requested, follows them, and removes them in the end.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -155,7 +155,8 @@ pub(super) fn route(
     }
 }
 
-/// Returns the hop limit in the metrics of the route through `interface`. `None` if the route has none, or there is no route.
+/// Returns the hop limit in the metrics of the route through `interface`. `None` if the route has none, or there is no
+/// route.
 pub(super) fn hop_limit_of_route(netlink: &mut Netlink, interface: &Interface, key: RouteKey) -> Option<u8> {
     let route = find_route(netlink, key, Some(interface.index)).ok()??;
     let metrics = route.attributes.iter().find_map(|attribute| match attribute {
@@ -364,7 +365,8 @@ pub(super) fn subject(message: &RouteNetlinkMessage, index: u32) -> Option<IpAdd
     })
 }
 
-/// Opens a socket for datagrams to `destination` from `source`, or from any address if the kernel does not let them come from there.
+/// Opens a socket for datagrams to `destination` from `source`, or from any address if the kernel does not let them
+/// come from there.
 pub(super) fn socket_from(source: IpAddr, destination: IpAddr) -> io::Result<UdpSocket> {
     let any: IpAddr = match destination {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -90,11 +90,13 @@ impl Neighbours {
         Ok(Neighbours { namespace, events, netlink: Mutex::new(netlink), known })
     }
 
-    /// Returns the station address for frames from `interface` along the route of `key`; the kernel keeps it fresh afterwards.
+    /// Returns the station address for frames from `interface` along the route of `key`; the kernel keeps it fresh
+    /// afterwards.
     ///
     /// An address of the interface maps to its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
     /// broadcast is broadcast, and a destination behind a gateway maps to the gateway's. Blocks up to `timeout`;
-    /// returns immediately for a known neighbour. `interface` is its current state, which may have changed since `open`.
+    /// returns immediately for a known neighbour. `interface` is its current state, which may have changed since
+    /// `open`.
     ///
     /// # Errors
     /// [`NeighbourError`] tells a missing route from a silent neighbour.
@@ -183,8 +185,9 @@ impl Neighbours {
         }
     }
 
-    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: the route's, else the namespace's
-    /// (IPv4) or of the interface (IPv6, where router advertisements set it). 64 if the kernel does not tell.
+    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: the route's, else
+    /// the namespace's (IPv4) or of the interface (IPv6, where router advertisements set it). 64 if the kernel does not
+    /// tell.
     pub fn hop_limit(&self, interface: &Interface, key: RouteKey) -> u8 {
         if let Some(hops) = hop_limit_of_route(&mut self.netlink(), interface, key) {
             return hops;
@@ -309,8 +312,8 @@ impl Neighbours {
 }
 
 impl Known {
-    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: the neighbour of the path it replaces,
-    /// and the neighbour of an evicted path.
+    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: the neighbour of the path it
+    /// replaces, and the neighbour of an evicted path.
     fn remember(&mut self, path: Path) -> Vec<IpAddr> {
         let old = self.paths.iter().position(|known| known.key == path.key);
         let mut path = path;

@@ -36,8 +36,8 @@ impl Reach {
         Ok(Reach { namespace, netlink: Mutex::new(Netlink::open()?), link })
     }
 
-    /// True if a datagram along the route of `key` is sent immediately, or the kernel cannot say. False if the next hop has not
-    /// answered yet; the kernel is resolving it then.
+    /// True if a datagram along the route of `key` is sent immediately, or the kernel cannot say. False if the next hop
+    /// has not answered yet; the kernel is resolving it then.
     pub fn is_ready(&self, key: RouteKey) -> bool {
         self.check(key).unwrap_or(true)
     }
@@ -95,7 +95,8 @@ fn has_neighbours(netlink: &mut Netlink, link: u32) -> io::Result<bool> {
     }))
 }
 
-/// Makes the kernel resolve a neighbour by an empty datagram from `source` to its discard port, which needs no privilege.
+/// Makes the kernel resolve a neighbour by an empty datagram from `source` to its discard port, which needs no
+/// privilege.
 fn nudge(link: u32, source: IpAddr, next_hop: IpAddr) -> io::Result<()> {
     let to: SocketAddr = match next_hop {
         IpAddr::V4(_) => (next_hop, DISCARD).into(),

@@ -165,8 +165,8 @@ mod tests {
         }
     }
 
-    /// Attributes of `include/uapi/linux/if_link.h`: IFLA_ADDRESS 1, IFLA_IFNAME 3, IFLA_LINK 5, IFLA_LINKINFO 18 with IFLA_INFO_KIND 1
-    /// and IFLA_INFO_DATA 2, therein IFLA_VLAN_ID 1 and IFLA_VLAN_PROTOCOL 5.
+    /// Attributes of `include/uapi/linux/if_link.h`: IFLA_ADDRESS 1, IFLA_IFNAME 3, IFLA_LINK 5, IFLA_LINKINFO 18 with
+    /// IFLA_INFO_KIND 1 and IFLA_INFO_DATA 2, therein IFLA_VLAN_ID 1 and IFLA_VLAN_PROTOCOL 5.
     fn vlan(parent: u32, kind: &[u8], protocol: u16) -> Vec<Vec<u8>> {
         let data = [attribute(1, &5_u16.to_ne_bytes()), attribute(5, &protocol.to_be_bytes())].concat();
         let info = [attribute(1, kind), attribute(2, &data)].concat();

@@ -101,7 +101,8 @@ impl Watch {
         Ok(changes)
     }
 
-    /// Returns a number that grows with each poll that found a message: about this interface, or any other of its namespace.
+    /// Returns a number that grows with each poll that found a message: about this interface, or any other of its
+    /// namespace.
     pub fn queries(&self) -> u64 {
         self.queries
     }

@@ -1,5 +1,6 @@
-//! Frames as a wire carries them, of what packet sockets show: the kernel leaves checksums unfinished and datagrams or TCP segments
-//! merged for as long as no link needs them otherwise (`linux/virtio_net.h`, Documentation/networking/segmentation-offloads.rst).
+//! Frames as a wire carries them, of what packet sockets show: the kernel leaves checksums unfinished and datagrams or
+//! TCP segments merged for as long as no link needs them otherwise (`linux/virtio_net.h`,
+//! Documentation/networking/segmentation-offloads.rst).
 
 use crate::udp::headers::{checksum, fold, sum};
 
@@ -81,8 +82,9 @@ impl Layout {
     }
 }
 
-/// Cuts a frame of a packet socket into the frames of a wire, and passes each to `put` as pieces. `tag`: the 802.1Q tag that the kernel
-/// has taken out. Returns false if the frame is merged of something else than TCP segments or UDP datagrams, or not whole.
+/// Cuts a frame of a packet socket into the frames of a wire, and passes each to `put` as pieces. `tag`: the 802.1Q tag
+/// that the kernel has taken out. Returns false if the frame is merged of something else than TCP segments or UDP
+/// datagrams, or not whole.
 pub(super) fn cut(frame: &[u8], offload: &Offload, tag: Option<u16>, mut put: impl FnMut(&[&[u8]])) -> bool {
     let mut tagged = |frame: &[u8], payload: &[u8]| match tag {
         Some(tag) if frame.len() >= STATIONS => {

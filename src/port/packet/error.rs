@@ -19,7 +19,8 @@ pub enum PacketError {
          the udp port"
     )]
     NotPermitted,
-    /// The kernel has no trains of UDP datagrams in packet sockets (`GSO_UDP_L4` in `linux/virtio_net.h`), sent or received.
+    /// The kernel has no trains of UDP datagrams in packet sockets (`GSO_UDP_L4` in `linux/virtio_net.h`), sent or
+    /// received.
     #[error(
         "packet sockets of Linux {release} carry no trains of datagrams: the packet port takes Linux 6.2; use the udp port"
     )]

@@ -1,7 +1,7 @@
 //! The classic BPF program that selects the frames of a packet socket.
 //!
-//! The kernel runs it on frames from the Ethernet header on, VLAN tags apart. Addresses are compared by the receiver: they change,
-//! and frames to other hosts' addresses are rare. A load beyond the frame's end refuses the frame.
+//! The kernel runs it on frames from the Ethernet header on, VLAN tags apart. Addresses are compared by the receiver:
+//! they change, and frames to other hosts' addresses are rare. A load beyond the frame's end refuses the frame.
 
 use crate::RxOptions;
 use crate::group::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
@@ -79,7 +79,8 @@ const LONGEST_MANAGEMENT: u32 = IP + 60 + MANAGEMENT;
 pub(super) enum Source {
     /// Frames that arrive for this station, and those to groups, up to a length in bytes, but for management datagrams.
     Lone(u32),
-    /// Longer ones, which are trains but for jumbo frames of other stacks. A flood of lone frames so fills no slots of trains.
+    /// Longer ones, which are trains but for jumbo frames of other stacks. A flood of lone frames so fills no slots of
+    /// trains.
     Trains(u32),
     /// Frames to QP1 with the length of one management datagram. A flood of them so fills no ring of the others.
     Management,
@@ -87,9 +88,9 @@ pub(super) enum Source {
     Loopback,
 }
 
-/// Returns the program that accepts RoCE of a source: with `units`, packets to QPs of these units, to groups, and requests of the connection
-/// manager, for release too; without, all. RoCE v1 and MAC control frames only if wanted. Of frames with a second tag it accepts the headers, which the
-/// receiver counts.
+/// Returns the program that accepts RoCE of a source: with `units`, packets to QPs of these units, to groups, and
+/// requests of the connection manager, for release too; without, all. RoCE v1 and MAC control frames only if wanted. Of
+/// frames with a second tag it accepts the headers, which the receiver counts.
 pub(super) fn program(source: Source, wishes: RxOptions, units: Option<&[u8]>) -> Vec<Instruction> {
     let own = match source {
         Source::Lone(_) | Source::Trains(_) | Source::Management => TO_HOST,

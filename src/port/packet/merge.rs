@@ -1,8 +1,8 @@
 //! Frames of two rings in the order of their arrival.
 //!
-//! For each frame the kernel reserves the next slot of a ring, copies the frame, notes the time, and marks the slot as filled. Each processor does so
-//! for one frame at a time, so a slot may be filled while an earlier one is not, and may have an earlier time. The frames of a flow come from one
-//! processor, one after the other.
+//! For each frame the kernel reserves the next slot of a ring, copies the frame, notes the time, and marks the slot as
+//! filled. Each processor does so for one frame at a time, so a slot may be filled while an earlier one is not, and may
+//! have an earlier time. The frames of a flow come from one processor, one after the other.
 
 /// What is seen of a ring's next slots, of as many as processors may fill at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ pub(super) struct Merge {
 impl Merge {
     /// Returns the ring from which the caller takes the next frame. `None`: none can be taken yet.
     ///
-    /// The ring with the earliest time is next. If its next slot is not filled yet, the other ring has to wait too: it may have a later frame of
-    /// the same flow. Whatever precedes a frame in its flow was filled before. So a look at the other ring that begins once the frame was seen
-    /// finds it, within as many slots as there are processors.
+    /// The ring with the earliest time is next. If its next slot is not filled yet, the other ring has to wait too: it
+    /// may have a later frame of the same flow. Whatever precedes a frame in its flow was filled before. So a look at
+    /// the other ring that begins once the frame was seen finds it, within as many slots as there are processors.
     pub(super) fn next<R: Filling>(&mut self, lone: &R, trains: &R) -> Option<Older> {
         if let Some(run) = self.run.checked_sub(1) {
             self.run = run;

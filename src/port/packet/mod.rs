@@ -1,10 +1,10 @@
 //! RoCE v2 through AF_PACKET sockets: whole frames in trains, with CAP_NET_RAW alone.
 //!
-//! A packet socket sends a train of datagrams behind one header and receives it as one frame from a ring in memory, so that
-//! the kernel handles up to 64 KiB in one piece: over virtual links this is faster than both AF_XDP, which copies every frame, and UDP
-//! sockets, which add the kernel's UDP and a call for each receive. AF_PACKET copies frames and does not take them from the kernel.
-//! A UDP socket that drops everything therefore holds port 4791: without it the kernel would answer each frame with an ICMP
-//! error. Its `UDP_GRO` keeps the kernel from cutting trains first.
+//! A packet socket sends a train of datagrams behind one header and receives it as one frame from a ring in memory, so
+//! that the kernel handles up to 64 KiB in one piece: over virtual links this is faster than both AF_XDP, which copies
+//! every frame, and UDP sockets, which add the kernel's UDP and a call for each receive. AF_PACKET copies frames and
+//! does not take them from the kernel. A UDP socket that drops everything therefore holds port 4791: without it the
+//! kernel would answer each frame with an ICMP error. Its `UDP_GRO` keeps the kernel from cutting trains first.
 //!
 //! | file | about |
 //! | --- | --- |
@@ -15,8 +15,8 @@
 //! | `tx` | trains (`crate::trains`) and their `virtio_net_hdr` |
 //! | `promiscuous`, `cut` | a port for all frames of an interface, each as on a wire |
 //!
-//! Frames that an adapter would drop are counted and not taken, as over AF_XDP. UDP checksums are not verified: the ICRC protects
-//! the payload.
+//! Frames that an adapter would drop are counted and not taken, as over AF_XDP. UDP checksums are not verified: the
+//! ICRC protects the payload.
 
 mod cut;
 mod error;

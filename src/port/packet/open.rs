@@ -27,8 +27,8 @@ use roxie_base::frame::ETHERNET_HEADER;
 const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
-/// The receive rings: a slot holds a train of 64 KiB, or one frame. A block of 1 MiB has 15 slots. First the ring of a port for all frames, then
-/// the socket of trains, and the socket for other processes of this host.
+/// The receive rings: a slot holds a train of 64 KiB, or one frame. A block of 1 MiB has 15 slots. First the ring of a
+/// port for all frames, then the socket of trains, and the socket for other processes of this host.
 pub(super) const RING: Size = Size { slots: 480, slot: 68 << 10 };
 const TRAIN_RING: Size = Size { slots: 240, ..RING };
 const LOOPBACK_RING: Size = Size { slots: 60, ..RING };
@@ -36,7 +36,8 @@ const LOOPBACK_RING: Size = Size { slots: 60, ..RING };
 const LONE_RING: Size = Size { slots: 2048, slot: 8 << 10 };
 /// Longest frame in it, in bytes: the kernel's headers take 96 bytes of a slot.
 const LONGEST_LONE: u32 = (8 << 10) - 96;
-/// The ring of management datagrams: 10 ms of a flood of 200,000 a second. A slot holds the kernel's headers, 96 bytes, and the longest.
+/// The ring of management datagrams: 10 ms of a flood of 200,000 a second. A slot holds the kernel's headers, 96 bytes,
+/// and the longest.
 const MANAGEMENT_RING: Size = Size { slots: 2048, slot: 512 };
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
@@ -54,8 +55,8 @@ pub struct PacketConfig {
     pub interface: String,
     /// Destination addresses to take. Empty: the interface's, and later changes.
     pub addresses: Vec<IpAddr>,
-    /// Share the interface with other processes of this user that do so too ([`group`](crate::group)). Ignored if addresses are
-    /// chosen.
+    /// Share the interface with other processes of this user that do so too ([`group`](crate::group)). Ignored if
+    /// addresses are chosen.
     pub shared: bool,
 }
 

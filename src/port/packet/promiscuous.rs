@@ -28,9 +28,9 @@ const BACKLOG: usize = 1024;
 /// Free buffers that are kept.
 const KEPT: usize = 4 * BURST;
 
-/// Receives every frame that reaches an interface and sends frames of any kind from it, through packet sockets. What the kernel has
-/// merged or left unfinished is cut and finished first, so that each frame is one of the wire. Takes CAP_NET_RAW. The kernel gets the
-/// received frames too: on an interface with an address it answers them.
+/// Receives every frame that reaches an interface and sends frames of any kind from it, through packet sockets. What
+/// the kernel has merged or left unfinished is cut and finished first, so that each frame is one of the wire. Takes
+/// CAP_NET_RAW. The kernel gets the received frames too: on an interface with an address it answers them.
 pub struct PromiscuousPort {
     info: PortInfo,
     ring: Ring,

@@ -1,7 +1,7 @@
 //! The receive ring that the kernel fills (`TPACKET_V2`, Documentation/networking/packet_mmap.rst).
 //!
-//! A slot belongs to the kernel or to this side, by its status word. The kernel fills slots in order and drops frames while the next
-//! one is not its own.
+//! A slot belongs to the kernel or to this side, by its status word. The kernel fills slots in order and drops frames
+//! while the next one is not its own.
 
 #![allow(unsafe_code)]
 
@@ -35,7 +35,8 @@ const TO_GROUP: u8 = 2;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 const VLAN: u16 = 0x8100;
 
-/// Processors, at most, that are taken to fill slots of a ring at the same time: each costs a look at a slot for a frame that comes alone.
+/// Processors, at most, that are taken to fill slots of a ring at the same time: each costs a look at a slot for a
+/// frame that comes alone.
 const MOST_PROCESSORS: usize = 16;
 /// Indices of words in `struct tpacket2_hdr`.
 const SECONDS: usize = 4;
@@ -75,7 +76,8 @@ impl Size {
         self.slots * self.slot
     }
 
-    /// Returns the bytes of a block: as many slots as fit. One slot of 68 KiB would take as much memory as two of 64 KiB.
+    /// Returns the bytes of a block: as many slots as fit. One slot of 68 KiB would take as much memory as two of 64
+    /// KiB.
     fn block(self) -> usize {
         BLOCK / self.slot * self.slot
     }
@@ -98,7 +100,8 @@ pub(super) struct Ring {
 
 // SAFETY: the mapping belongs to this value alone and is reached through `&self` and `&mut self` only, from any thread.
 unsafe impl Send for Ring {}
-// SAFETY: through `&self` slots are read that no `&mut self` call has returned to the kernel, and status words, which are atomics.
+// SAFETY: through `&self` slots are read that no `&mut self` call has returned to the kernel, and status words, which
+// are atomics.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -155,8 +158,8 @@ impl Ring {
     }
 
     fn status(&self, slot: usize) -> &AtomicU32 {
-        // SAFETY: a slot begins with its status word, aligned to its size, within the mapping, which lives as long as `self`. The
-        // kernel writes it as a whole.
+        // SAFETY: a slot begins with its status word, aligned to its size, within the mapping, which lives as long as
+        // `self`. The kernel writes it as a whole.
         unsafe { AtomicU32::from_ptr(self.slot(slot).cast()) }
     }
 
@@ -167,8 +170,9 @@ impl Ring {
 
     /// Returns the arrival time of a slot of this side: seconds and nanoseconds since the Unix epoch.
     fn stamp(&self, slot: usize) -> (u32, u32) {
-        // SAFETY: a slot begins with a header of eight words, aligned to its size, within the mapping. The caller has seen that it is filled, so
-        // the kernel does not change it until its status is written, which takes `&mut self`.
+        // SAFETY: a slot begins with a header of eight words, aligned to its size, within the mapping. The caller has
+        // seen that it is filled, so the kernel does not change it until its status is written, which takes `&mut
+        // self`.
         let header = unsafe { &*self.slot(slot).cast::<[u32; 6]>() };
         (header[SECONDS], header[NANOSECONDS])
     }
@@ -191,8 +195,8 @@ impl Ring {
     pub(super) fn read(&self, slot: usize) -> Filled<'_> {
         debug_assert!((self.oldest..self.next).contains(&slot));
         let base = self.slot(slot);
-        // SAFETY: the slot is this side's until its status is written, which takes `&mut self`, so the kernel does not change it
-        // while the slice is borrowed. It lies within the mapping.
+        // SAFETY: the slot is this side's until its status is written, which takes `&mut self`, so the kernel does not
+        // change it while the slice is borrowed. It lies within the mapping.
         let all = unsafe { std::slice::from_raw_parts(base, self.size.slot) };
         let word = |at: usize| u32::from_ne_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
         let half = |at: usize| u16::from_ne_bytes([all[at], all[at + 1]]);
@@ -231,8 +235,8 @@ impl Ring {
         self.release(self.next);
     }
 
-    /// Returns the number of filled slots, and of all. Processors fill slots almost in order: the number may be off by the processors that fill
-    /// one at this moment.
+    /// Returns the number of filled slots, and of all. Processors fill slots almost in order: the number may be off by
+    /// the processors that fill one at this moment.
     pub(super) fn waiting(&self) -> (usize, usize) {
         let (mut filled, mut free) = (self.next, self.oldest + self.size.slots);
         while filled < free {

@@ -28,7 +28,8 @@ const TAG: usize = 4;
 /// The VLAN number in a tag. 0: the tag has a priority only.
 const VLAN_NUMBER: u16 = 0x0fff;
 
-/// Offset in a datagram of the source QPN's upper 8 bits, if it goes to a group: BTH, Q_Key, a reserved byte (IBTA 9.3.3).
+/// Offset in a datagram of the source QPN's upper 8 bits, if it goes to a group: BTH, Q_Key, a reserved byte (IBTA
+/// 9.3.3).
 const SOURCE_UNIT: usize = 12 + 4 + 1;
 /// Indices of the rings.
 pub(super) const LONE: usize = 0;
@@ -43,12 +44,12 @@ const TAGGED: u8 = 2;
 
 /// Receives from rings.
 pub(super) struct Receiver {
-    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then the ring of the loopback interface, if other processes
-    /// share the port.
+    /// The rings of the interface: of lone frames, of trains, of management datagrams. Then the ring of the loopback
+    /// interface, if other processes share the port.
     pub(super) rings: Vec<Ring>,
     merge: Merge,
-    /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags, the tag if there is one, and a
-    /// frame without it.
+    /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags, the tag if
+    /// there is one, and a frame without it.
     strays: Option<StrayInbox>,
     /// Length of the newest message in it.
     stray: usize,
@@ -283,8 +284,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Judges the IP header. Returns the destination and the offset of the datagram; `None` for frames of MAC control, which have
-    /// neither.
+    /// Judges the IP header. Returns the destination and the offset of the datagram; `None` for frames of MAC control,
+    /// which have neither.
     fn judge_address(&self, filled: &Filled<'_>) -> Result<Option<(IpAddr, usize)>, Refusal> {
         let frame = filled.bytes;
         let (ethertype, ip) =
@@ -411,8 +412,8 @@ impl Receiver {
         }
     }
 
-    /// Clears the errors of the rings' sockets if no frame has come since the last call: a link that goes down leaves one, and while it is
-    /// there the descriptor counts as readable.
+    /// Clears the errors of the rings' sockets if no frame has come since the last call: a link that goes down leaves
+    /// one, and while it is there the descriptor counts as readable.
     pub(super) fn clear_errors(&mut self) {
         if std::mem::replace(&mut self.packets_before, self.counts.packets) == self.counts.packets {
             self.rings.iter().for_each(Ring::clear_error);
@@ -459,7 +460,8 @@ impl Shown {
         Shown { headers, headers_len: 0, tag, place, start: 0, len, hides_id: false, arrived }
     }
 
-    /// Puts the tag back that the kernel took out of the frame. `stations`: the first bytes of a frame without made-up headers.
+    /// Puts the tag back that the kernel took out of the frame. `stations`: the first bytes of a frame without made-up
+    /// headers.
     fn put_back(&mut self, stations: [u8; STATIONS], tag: u16) {
         if self.headers_len == 0 {
             self.headers[..STATIONS].copy_from_slice(&stations);
@@ -473,8 +475,8 @@ impl Shown {
     }
 }
 
-/// Sets the lengths for `payload` bytes behind the UDP header at `udp`; no UDP checksum, and over IPv4 no identification: each datagram
-/// had its own.
+/// Sets the lengths for `payload` bytes behind the UDP header at `udp`; no UDP checksum, and over IPv4 no
+/// identification: each datagram had its own.
 fn set_payload(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
     headers[udp + 6..udp + 8].fill(0);
     if headers[STATIONS..IP] == IPV4 {

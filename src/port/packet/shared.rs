@@ -1,8 +1,9 @@
 //! Sharing an interface with other processes of this user: each takes the packets of its own units.
 //!
-//! AF_PACKET gives each socket all frames, and the filter of each member's socket refuses other members' frames in the kernel. Requests
-//! of the connection manager and frames to groups pass all filters; requests are judged by the roster. Frames between two
-//! processes of one host pass over the loopback interface, where each member has a second, smaller ring.
+//! AF_PACKET gives each socket all frames, and the filter of each member's socket refuses other members' frames in the
+//! kernel. Requests of the connection manager and frames to groups pass all filters; requests are judged by the roster.
+//! Frames between two processes of one host pass over the loopback interface, where each member has a second, smaller
+//! ring.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

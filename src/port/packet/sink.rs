@@ -19,8 +19,8 @@ use roxie_base::frame::ROCE_V2_PORT;
 /// `BPF_RET | BPF_K` of 0: drop.
 const DROP_ALL: [Instruction; 1] = [(0x06, 0, 0, 0)];
 
-/// Makes the sockets that hold the UDP port on the interface and drop what arrives. `shared`: other sockets of this user that are
-/// shared may hold it too.
+/// Makes the sockets that hold the UDP port on the interface and drop what arrives. `shared`: other sockets of this
+/// user that are shared may hold it too.
 pub(super) fn sinks(interface: &str, shared: bool) -> Result<Sockets, PacketError> {
     let families: [SocketAddr; 2] = [
         SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT).into(),

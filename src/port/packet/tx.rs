@@ -1,7 +1,8 @@
-//! Sending: trains of datagrams behind one header, which the kernel or the adapter cuts (`GSO_UDP_L4` in a `virtio_net_hdr`).
+//! Sending: trains of datagrams behind one header, which the kernel or the adapter cuts (`GSO_UDP_L4` in a
+//! `virtio_net_hdr`).
 //!
-//! The kernel counts the IPv4 identification of a train up from the identification of its first frame. `arrange` writes these numbers into the
-//! headers: the ICRC covers them.
+//! The kernel counts the IPv4 identification of a train up from the identification of its first frame. `arrange` writes
+//! these numbers into the headers: the ICRC covers them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +19,8 @@ use roxie_base::time::Nanos;
 const SEGMENTS: usize = 64;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
-/// Bytes of a lone frame that lie in the first piece of the kernel's buffer, where programs of the link look for headers.
+/// Bytes of a lone frame that lie in the first piece of the kernel's buffer, where programs of the link look for
+/// headers.
 const LINEAR: usize = 192;
 const IP: usize = 14;
 const IPV4: [u8; 2] = [0x08, 0x00];
@@ -104,9 +106,9 @@ impl Sender {
         self.trains.cancel(id);
     }
 
-    /// Puts every slot written since the last call into a train. A frame that is no plain UDP datagram goes alone, and so does a
-    /// management datagram: the filters of processes that share a port see the first datagram of a train. A frame that was committed before
-    /// goes alone as well, with the identification for which its ICRC was computed.
+    /// Puts every slot written since the last call into a train. A frame that is no plain UDP datagram goes alone, and
+    /// so does a management datagram: the filters of processes that share a port see the first datagram of a train. A
+    /// frame that was committed before goes alone as well, with the identification for which its ICRC was computed.
     pub(super) fn arrange(&mut self) {
         while let Some(i) = self.trains.next_unarranged() {
             let start = self.trains.start(i);
@@ -120,7 +122,8 @@ impl Sender {
         }
     }
 
-    /// Sends what can be sent at time `now`. Later calls continue with the rest. Frames to a link that is down or gone are lost.
+    /// Sends what can be sent at time `now`. Later calls continue with the rest. Frames to a link that is down or gone
+    /// are lost.
     ///
     /// # Errors
     /// If the interface is gone.
@@ -253,7 +256,8 @@ impl Sender {
         result
     }
 
-    /// Drops a train and counts it. The first failure is reported, except the failure of a copy: no process may want it.
+    /// Drops a train and counts it. The first failure is reported, except the failure of a copy: no process may want
+    /// it.
     fn give_up(&mut self, boxed: Boxed, error: &str) {
         let lost = self.lose(boxed);
         self.counts.failed += lost;
@@ -289,8 +293,8 @@ fn flow(mut headers: [u8; MAX_HEADERS], udp: usize) -> Flow {
     headers
 }
 
-/// Sets lengths and checksums of a train's headers: `payload` bytes behind the UDP header at `udp`. The UDP checksum is for the
-/// pseudo-header, as `CHECKSUM_PARTIAL` wants it.
+/// Sets lengths and checksums of a train's headers: `payload` bytes behind the UDP header at `udp`. The UDP checksum is
+/// for the pseudo-header, as `CHECKSUM_PARTIAL` wants it.
 fn set_train(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
     set_lengths(headers, udp, payload);
     let addresses = if udp == 34 { IP + 12..IP + 20 } else { IP + 8..IP + 40 };
@@ -307,7 +311,8 @@ fn write_vnet_header(prefix: &mut [u8; PREFIX], frame: usize) -> usize {
     VNET_HEADER
 }
 
-/// Writes the header of a train of datagrams of `segment` bytes, and the frame's headers behind it. Returns the length of both.
+/// Writes the header of a train of datagrams of `segment` bytes, and the frame's headers behind it. Returns the length
+/// of both.
 fn write_train(prefix: &mut [u8; PREFIX], headers: &[u8], segment: usize) -> usize {
     let udp = headers.len() - 8;
     // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.

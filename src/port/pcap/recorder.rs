@@ -13,7 +13,8 @@ use roxie_base::time::Nanos;
 
 /// Bytes of a block beyond frame and comment, roughly, for the size limit.
 const BLOCK_OVERHEAD: u64 = 48;
-/// Queue of a live capture in bytes: 10 ms of traffic at 25 Gb/s, while its reader waits for a processor. The thread holds as much again.
+/// Queue of a live capture in bytes: 10 ms of traffic at 25 Gb/s, while its reader waits for a processor. The thread
+/// holds as much again.
 const LIVE_QUEUE: usize = 32 << 20;
 
 /// Source of timestamps.
@@ -29,7 +30,8 @@ pub enum Timestamps {
 pub struct Recorder<W: Write> {
     writer: PcapngWriter<W>,
     timestamps: Timestamps,
-    /// Nanoseconds from the Unix epoch to the zero of `now`, which all recorders of a stream share. Empty until the first call.
+    /// Nanoseconds from the Unix epoch to the zero of `now`, which all recorders of a stream share. Empty until the
+    /// first call.
     epoch: Arc<OnceLock<u64>>,
     now: Nanos,
     /// Bytes that may still be written.
@@ -183,8 +185,9 @@ impl Recorder<Background> {
         Ok(Recorder::on(writer, timestamps, u64::MAX, Some(progress)))
     }
 
-    /// Returns a recorder for a reader in another process, which gets frames of `snap_length` bytes at most (0: whole ones). If the
-    /// reader is too slow, frames are left out: blocks of interface statistics count them, and the stream ends with one.
+    /// Returns a recorder for a reader in another process, which gets frames of `snap_length` bytes at most (0: whole
+    /// ones). If the reader is too slow, frames are left out: blocks of interface statistics count them, and the stream
+    /// ends with one.
     ///
     /// # Errors
     /// If the thread cannot be started.

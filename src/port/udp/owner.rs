@@ -20,8 +20,8 @@ struct Owner {
     may_go: bool,
 }
 
-/// Makes a socket on a port by `bind`, which returns `None` while the port is taken. Waits if the port may become free by itself: sockets in
-/// flight between processes that have ended are closed later, by a thread of the kernel.
+/// Makes a socket on a port by `bind`, which returns `None` while the port is taken. Waits if the port may become free
+/// by itself: sockets in flight between processes that have ended are closed later, by a thread of the kernel.
 ///
 /// # Errors
 /// Those of `bind`; `in_use` of the holder, if the port stays taken.
@@ -33,7 +33,8 @@ pub(crate) fn bound<S, E>(
     bound_within(FREED_WITHIN, port, bind, in_use)
 }
 
-/// The last attempt is made after the limit: on a busy machine, the search for the holder alone may take longer than that.
+/// The last attempt is made after the limit: on a busy machine, the search for the holder alone may take longer than
+/// that.
 fn bound_within<S, E>(
     limit: Duration,
     port: u16,

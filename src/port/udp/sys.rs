@@ -212,7 +212,8 @@ impl Outbox {
         self.shapes.push((name_len, control_len, self.pieces.len()..self.pieces.len()));
     }
 
-    /// Begins a train for a socket that takes whole frames: to the interface with this index, or to the socket's interface.
+    /// Begins a train for a socket that takes whole frames: to the interface with this index, or to the socket's
+    /// interface.
     pub(crate) fn begin_frame(&mut self, interface: Option<u32>) {
         let name_len = interface.map_or(0, |index| write_link(&mut self.names[self.shapes.len()], index));
         self.shapes.push((name_len, 0, self.pieces.len()..self.pieces.len()));

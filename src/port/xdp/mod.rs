@@ -99,8 +99,9 @@ impl XdpPort {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).set_addresses(addresses)
     }
 
-    /// Splits into at most this many ports, each with its share of the queues and for a worker of its own. The ports share the steering:
-    /// [`XdpPort::set_addresses`] of one applies to all, and dropping the last restores the interface.
+    /// Splits into at most this many ports, each with its share of the queues and for a worker of its own. The ports
+    /// share the steering: [`XdpPort::set_addresses`] of one applies to all, and dropping the last restores the
+    /// interface.
     pub fn split(self, most: usize) -> Vec<XdpPort> {
         let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut reports, .. } = self;
         let count = most.clamp(1, queues.len());

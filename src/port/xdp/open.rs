@@ -167,8 +167,8 @@ fn attach(
             Some(libc::EBUSY | libc::EEXIST) => {
                 let now = Interface::by_name(&interface.name)?;
                 match now.xdp_program {
-                    // The link of an owner that has ended disappears after a moment. A launcher has one for as long as it tells the peers of
-                    // a program that has ended.
+                    // The link of an owner that has ended disappears after a moment. A launcher has one for as long as
+                    // it tells the peers of a program that has ended.
                     Some(id) if late => {
                         return Err(XdpError::ProgramAttached {
                             interface: now.name,
@@ -336,8 +336,8 @@ fn bind(
     Ok(Queue { id: queue, receiver, sender: Sender::new(send, sent, copy_mode) })
 }
 
-/// Keeps the socket, and with it the queue, from programs that this process starts or becomes, and sets options that make it faster, where
-/// the kernel has them.
+/// Keeps the socket, and with it the queue, from programs that this process starts or becomes, and sets options that
+/// make it faster, where the kernel has them.
 fn tune(socket: i32) {
     // SAFETY: the descriptor belongs to a socket that is open for the whole function.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };

@@ -12,8 +12,8 @@ pub fn of_program(id: u32) -> Vec<String> {
     holders("prog_id", id)
 }
 
-/// Returns the other processes that hold an XSKMAP. `/proc` does not identify AF_XDP sockets; a process that steers frames to
-/// one holds such a map, as this one does while it opens an interface.
+/// Returns the other processes that hold an XSKMAP. `/proc` does not identify AF_XDP sockets; a process that steers
+/// frames to one holds such a map, as this one does while it opens an interface.
 pub(super) fn of_sockets() -> Vec<String> {
     let own = format!("(pid {})", std::process::id());
     holders("map_type", XSKMAP).into_iter().filter(|holder| !holder.ends_with(&own)).collect()

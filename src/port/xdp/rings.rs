@@ -15,8 +15,8 @@ use crate::chunks::{Chunk, PacketMemory, ReceiveRings, SendRings};
 /// `XDP_PKT_CONTD`: the frame goes on in the next descriptor.
 const CONTINUED: u32 = 1;
 
-/// Ownership of a chunk of a UMEM: a chunk that is a value is in no ring, so the kernel does not touch it. Only this module makes one: of a
-/// new UMEM ([`SocketChunk::all`]), and of what comes out of a ring.
+/// Ownership of a chunk of a UMEM: a chunk that is a value is in no ring, so the kernel does not touch it. Only this
+/// module makes one: of a new UMEM ([`SocketChunk::all`]), and of what comes out of a ring.
 #[derive(Debug)]
 pub(super) struct SocketChunk(FrameDesc);
 
@@ -47,15 +47,17 @@ pub(super) struct SocketMemory(Umem);
 
 impl SocketMemory {
     fn bytes<'a>(&'a self, chunk: &'a SocketChunk) -> &'a [u8] {
-        // SAFETY: the chunk is of this UMEM, as `split` gives each direction chunks of the memory that it gets, and rings of one
-        // socket carry no others. It is borrowed, so neither the kernel nor another part of the program writes there. The kernel's
-        // lengths lie within the chunk (xsk_rcv copies at most a chunk's room; a driver DMAs no more).
+        // SAFETY: the chunk is of this UMEM, as `split` gives each direction chunks of the memory that it gets, and
+        // rings of one socket carry no others. It is borrowed, so neither the kernel nor another part of the program
+        // writes there. The kernel's lengths lie within the chunk (xsk_rcv copies at most a chunk's room; a driver DMAs
+        // no more).
         unsafe { self.0.data(&chunk.0) }.contents()
     }
 
     fn bytes_mut<'a>(&'a self, chunk: &'a mut SocketChunk) -> &'a mut [u8] {
         let length = chunk.length();
-        // SAFETY: the chunk is of this UMEM, as in `bytes`, and exclusively borrowed, so no other code reads or writes there.
+        // SAFETY: the chunk is of this UMEM, as in `bytes`, and exclusively borrowed, so no other code reads or writes
+        // there.
         let mut data = unsafe { self.0.data_mut(&mut chunk.0) };
         let start = data.contents_mut().as_mut_ptr();
         // SAFETY: `start` and `length` are taken from the slice just made; the memory lives as long as the UMEM is
@@ -64,13 +66,13 @@ impl SocketMemory {
     }
 
     fn resize(&self, chunk: &mut SocketChunk, length: usize) {
-        // SAFETY: the chunk is of this UMEM and ours alone, as in `bytes_mut`; nothing is read, only the length is set, which
-        // the cursor cuts to the chunk's end.
+        // SAFETY: the chunk is of this UMEM and ours alone, as in `bytes_mut`; nothing is read, only the length is set,
+        // which the cursor cuts to the chunk's end.
         unsafe { self.0.data_mut(&mut chunk.0) }.cursor().set_pos(length);
     }
 }
 
-/// What a bound socket consists of.
+/// The parts of a bound socket.
 pub(super) struct Socket {
     pub(super) rx: RxQueue,
     pub(super) tx: TxQueue,
@@ -163,8 +165,8 @@ has_socket_memory!(SocketSendRings);
 
 impl ReceiveRings for SocketReceiveRings {
     fn receive(&mut self, most: usize, into: &mut Vec<SocketChunk>) {
-        // SAFETY: the descriptors come from the ring of the socket that is bound to this UMEM; the chunks they name were given
-        // to the kernel by `fill`, which forgot them, so these are their only owners.
+        // SAFETY: the descriptors come from the ring of the socket that is bound to this UMEM; the chunks they name
+        // were given to the kernel by `fill`, which forgot them, so these are their only owners.
         let count = unsafe { self.rx.consume(&mut self.scratch[..most]) };
         into.extend(self.scratch[..count].iter().map(|descriptor| SocketChunk(*descriptor)));
     }
@@ -178,8 +180,8 @@ impl ReceiveRings for SocketReceiveRings {
         for (slot, chunk) in self.scratch.iter_mut().zip(newest) {
             *slot = chunk.0;
         }
-        // SAFETY: the chunks are of this UMEM and values, so they are in no ring. If the ring takes them they are forgotten right
-        // here; it takes all or none.
+        // SAFETY: the chunks are of this UMEM and values, so they are in no ring. If the ring takes them they are
+        // forgotten right here; it takes all or none.
         let put = unsafe { self.fill.produce(&self.scratch[..count]) };
         chunks.truncate(chunks.len() - put);
     }
@@ -200,8 +202,8 @@ impl SendRings for SocketSendRings {
         for (slot, chunk) in self.scratch.iter_mut().zip(&*chunks) {
             *slot = chunk.0;
         }
-        // SAFETY: the chunks are of this UMEM and values, so they are in no ring and have no other owner. If the ring takes them they
-        // are forgotten right here; it has room for all transmit chunks and takes all or none.
+        // SAFETY: the chunks are of this UMEM and values, so they are in no ring and have no other owner. If the ring
+        // takes them they are forgotten right here; it has room for all transmit chunks and takes all or none.
         let put = unsafe { self.tx.produce(&self.scratch[..count]) };
         chunks.drain(..put);
     }
@@ -220,7 +222,8 @@ impl SendRings for SocketSendRings {
 
     fn complete(&mut self, into: &mut Vec<SocketChunk>) {
         loop {
-            // SAFETY: the ring belongs to the socket bound to this UMEM; what it returns was produced by `send`, which forgot it.
+            // SAFETY: the ring belongs to the socket bound to this UMEM; what it returns was produced by `send`, which
+            // forgot it.
             let count = unsafe { self.comp.consume(&mut self.scratch[..BURST]) };
             into.extend(self.scratch[..count].iter().map(|descriptor| SocketChunk(*descriptor)));
             if count < BURST {

@@ -44,7 +44,8 @@ pub(super) struct Steering {
     /// The addresses that the interface has itself, and those on its VLANs.
     own: Vec<IpAddr>,
     vlans: Vec<(IpAddr, u16)>,
-    /// Multicast groups steered in addition to the addresses, with the memberships. A group that several workers have joined is listed as often.
+    /// Multicast groups steered in addition to the addresses, with the memberships. A group that several workers have
+    /// joined is listed as often.
     groups: Vec<(IpAddr, Membership)>,
     /// Network namespace of the interface.
     namespace: NetNs,

@@ -1,7 +1,7 @@
 //! VLAN tags that the driver takes out of received frames (receive VLAN offload).
 //!
-//! A program on the XDP hook sees the bytes of a frame, so such a tag is lost. The port turns the offload off when the first address on a
-//! VLAN comes, and leaves it off: another program may rely on it by then.
+//! A program on the XDP hook sees the bytes of a frame, so such a tag is lost. The port turns the offload off when the
+//! first address on a VLAN comes, and leaves it off: another program may rely on it by then.
 
 use std::io;
 

@@ -115,7 +115,8 @@ impl<'a> Decoded<'a> {
         }
     }
 
-    /// Returns the management datagram in the packet, or what it does for an NVMe command or for a call of NFS, in words.
+    /// Returns the management datagram in the packet, or what it does for an NVMe command or for a call of NFS, in
+    /// words.
     pub fn carries(&self) -> Option<String> {
         let mad = self.mad().map(|mad| mad.to_string());
         let above = || self.nvme.as_ref().map(ToString::to_string);

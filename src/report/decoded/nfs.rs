@@ -1,7 +1,7 @@
 //! RPC over RDMA in a capture: names the calls of NFS, the data that moves for them, and replies.
 //!
-//! A connection carries RPC if its CM REQ asks for port 20049, or for any port, once a message has a valid header whose XID is that of the RPC
-//! call behind it. Packets of connections that were made before the capture began are not named.
+//! A connection carries RPC if its CM REQ asks for port 20049, or for any port, once a message has a valid header whose
+//! XID is that of the RPC call behind it. Packets of connections that were made before the capture began are not named.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -91,7 +91,8 @@ enum Part {
 }
 
 impl Files {
-    /// Returns what the next packet of the capture does for a call. `None`: it is of no known connection, or no first packet of a message.
+    /// Returns what the next packet of the capture does for a call. `None`: it is of no known connection, or no first
+    /// packet of a message.
     pub(super) fn follow(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<Role> {
         let (src, dst) = (packet.source_gid().to_ip(), packet.dest_gid().to_ip());
         if let Some(mad) = Mad::read(packet, frame) {
@@ -291,7 +292,8 @@ fn write_chunks(chunks: &Chunks, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// One line: `RPC NFS3 READ xid 0x7, write chunk 64 KiB, offset 0`, `WRITE of NFS3 READ data, xid 0x7`, `RPC NFS3 READ xid 0x7: success`.
+/// One line: `RPC NFS3 READ xid 0x7, write chunk 64 KiB, offset 0`, `WRITE of NFS3 READ data, xid 0x7`, `RPC NFS3 READ
+/// xid 0x7: success`.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let xid = self.xid;

@@ -1,7 +1,7 @@
 //! NVMe over Fabrics in a capture: names commands, the data that a controller moves for them, and responses.
 //!
-//! Nothing in a packet says that it carries NVMe, on any port. A connection does once its host has sent a Connect, the first command on
-//! every queue; packets of connections that were made before the capture began are not named.
+//! Nothing in a packet says that it carries NVMe, on any port. A connection does once its host has sent a Connect, the
+//! first command on every queue; packets of connections that were made before the capture began are not named.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -67,7 +67,8 @@ enum Part {
 }
 
 impl Storage {
-    /// Returns what the next packet of the capture does for a command. `None`: it is of no known queue, or no first packet of a message.
+    /// Returns what the next packet of the capture does for a command. `None`: it is of no known queue, or no first
+    /// packet of a message.
     pub fn follow(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<Role> {
         let info = packet.info();
         let begins = matches!(info.position, Position::First | Position::Only);

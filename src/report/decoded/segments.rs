@@ -1,5 +1,6 @@
-//! Super-frames: several packets in one datagram, as a host hands them to its stack (UDP segmentation offload) or gets them
-//! from it (receive offload). A capture on that host shows the datagram unsplit. Each packet in it has its own BTH and ICRC.
+//! Super-frames: several packets in one datagram, as a host hands them to its stack (UDP segmentation offload) or gets
+//! them from it (receive offload). A capture on that host shows the datagram unsplit. Each packet in it has its own BTH
+//! and ICRC.
 
 use roxie::frame::Frame;
 use roxie::wire::parse::ICRC_LEN;
@@ -69,8 +70,8 @@ fn bth_at(bytes: &[u8], at: usize) -> Option<Bth> {
     bytes.get(at..)?.first_chunk().map(Bth::read)
 }
 
-/// Checks a segment's ICRC under the headers that it gets after the split: its own lengths, and the IPv4 identification plus
-/// `index`.
+/// Checks a segment's ICRC under the headers that it gets after the split: its own lengths, and the IPv4 identification
+/// plus `index`.
 fn check(e: &Envelope, headers: &[u8], segment: &[u8], index: usize) -> Icrc {
     if segment.len() < MIN_LEN {
         return Icrc::Bad { computed: 0, stored: 0 };

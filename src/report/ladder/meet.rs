@@ -1,8 +1,8 @@
 //! Matches packets between two views of the same traffic, and finds those that never arrived.
 //!
-//! The views are two captures, or the sent and received packets in the capture of a host that talks to itself. If captures do
-//! not record directions, times tell which end each was made at: a sender sees a packet first. Summed over both directions, the
-//! offset between the clocks cancels out. These times also bound the offset.
+//! The views are two captures, or the sent and received packets in the capture of a host that talks to itself. If
+//! captures do not record directions, times tell which end each was made at: a sender sees a packet first. Summed over
+//! both directions, the offset between the clocks cancels out. These times also bound the offset.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -178,8 +178,8 @@ impl Views {
     }
 }
 
-/// Returns the clock offset, given its bounds: 0 if that is within or near the bounds, else the middle, which assumes equal
-/// delays in both directions.
+/// Returns the clock offset, given its bounds: 0 if that is within or near the bounds, else the middle, which assumes
+/// equal delays in both directions.
 fn ahead_within(lowest: i64, highest: i64) -> i64 {
     let nearest = if lowest > highest { 0 } else { 0.clamp(lowest, highest) };
     if nearest.abs() <= highest - lowest { nearest } else { lowest + (highest - lowest) / 2 }
@@ -246,7 +246,8 @@ fn join(departures: Vec<Seen>, arrivals: Vec<Seen>, begin: Option<u64>) -> Vec<P
     }
     let mut arrivals: Vec<Option<Seen>> = arrivals.into_iter().map(Some).collect();
     let mut passages: Vec<Passage> = Vec::new();
-    // A packet sent before the other capture began does not count as lost, unless an earlier one arrived or it was sent again.
+    // A packet sent before the other capture began does not count as lost, unless an earlier one arrived or it was sent
+    // again.
     let mut watched = false;
     let last: HashMap<Key, usize> =
         left.into_iter().filter_map(|(key, all)| Some((key, *all.last()?))).collect();

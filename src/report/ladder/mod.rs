@@ -9,8 +9,8 @@
 //!          -> text, svg
 //! ```
 //!
-//! A BTH names only the destination queue pair. The reverse flow of a connection is found by its responses: their PSNs are
-//! those of the requests.
+//! A BTH names only the destination queue pair. The reverse flow of a connection is found by its responses: their PSNs
+//! are those of the requests.
 
 use std::net::IpAddr;
 

@@ -237,7 +237,8 @@ fn finish(run: &mut Vec<Atom<'_>>, every: bool, steps: &mut Vec<Step>) {
     run.clear();
 }
 
-/// Returns the words of `to` after the prefix shared with `from`: `LAST_WITH_IMM` for WRITE_LAST_WITH_IMM after WRITE_FIRST.
+/// Returns the words of `to` after the prefix shared with `from`: `LAST_WITH_IMM` for WRITE_LAST_WITH_IMM after
+/// WRITE_FIRST.
 fn ending<'a>(from: &str, to: &'a str) -> &'a str {
     let same = from.split('_').zip(to.split('_')).take_while(|(a, b)| a == b).map(|(a, _)| a.len() + 1).sum();
     to.get(same..).unwrap_or(to)

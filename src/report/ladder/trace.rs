@@ -83,7 +83,8 @@ struct Stream {
     /// Reason of the last NAK, until the retransmission.
     trouble: Option<&'static str>,
     awaited: VecDeque<Awaited>,
-    /// True if the last PSN may be too low: a READ takes as many PSNs as it has responses, and the path MTU is not known.
+    /// True if the last PSN may be too low: a READ takes as many PSNs as it has responses, and the path MTU is not
+    /// known.
     open_ended: bool,
 }
 

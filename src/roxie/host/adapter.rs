@@ -158,7 +158,8 @@ impl Adapter {
         }
     }
 
-    /// Sends what is posted and owed before the process ends. A remote NIC outlives the application, as an adapter does.
+    /// Sends what is posted and owed before the process ends. A remote NIC outlives the application, as an adapter
+    /// does.
     pub(super) fn send_last(&self, limit: Duration) {
         if let Adapter::Own(workers) = self {
             workers.send_last(limit);
@@ -193,8 +194,8 @@ impl Adapter {
         }
     }
 
-    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer fit, and
-    /// the new largest path MTU. A remote NIC follows the link by itself.
+    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer
+    /// fit, and the new largest path MTU. A remote NIC follows the link by itself.
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
         let Adapter::Own(workers) = self else { return Ok((0, self.largest_mtu())) };
         let mut failed = 0;
@@ -286,7 +287,8 @@ impl Adapter {
 /// Tests whether an object of a NIC belongs to another process, which reports it itself.
 pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
-/// Returns the snapshot of some QPs, memory regions and memory windows, without counters and passes. The caller fills in names.
+/// Returns the snapshot of some QPs, memory regions and memory windows, without counters and passes. The caller fills
+/// in names.
 pub fn snapshot_of(workers: &Workers, objects: &[Object]) -> Snapshot {
     let engine = workers.first();
     let memory = objects.iter().filter(|object| matches!(object, Object::Mr(_) | Object::Window(_)));
@@ -354,8 +356,8 @@ impl DeviceSlot {
         }
     }
 
-    /// Takes the unit of another process of this user that has ended, so as to send messages to its peers under its communication
-    /// IDs.
+    /// Takes the unit of another process of this user that has ended, so as to send messages to its peers under its
+    /// communication IDs.
     ///
     /// # Errors
     /// If the unit is taken, or the NIC cannot be asked.

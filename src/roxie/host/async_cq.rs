@@ -51,8 +51,8 @@ pub struct AsyncCompletionQueue {
 const BUDGET: u32 = 64;
 
 impl Device {
-    /// Makes a completion queue of at least `entries`, to be awaited in the current `tokio` runtime. No thread is started: the
-    /// device needs one ([`Drive::Caller`](super::Drive::Caller) or `Thread`, not `CallerOnly`).
+    /// Makes a completion queue of at least `entries`, to be awaited in the current `tokio` runtime. No thread is
+    /// started: the device needs one ([`Drive::Caller`](super::Drive::Caller) or `Thread`, not `CallerOnly`).
     ///
     /// # Errors
     /// The errors of [`Device::create_cq`]; also if the system is out of descriptors.

@@ -18,8 +18,8 @@ pub struct CompletionChannel {
     pub(super) waits: Arc<WaitSet>,
 }
 
-/// The descriptor is readable while an event is pending. A runtime or an `epoll` set may watch it. Then arm the queue again
-/// ([`CompletionQueue::arm`](super::CompletionQueue::arm)), and poll it.
+/// The descriptor is readable while an event is pending. A runtime or an `epoll` set may watch it. Then arm the queue
+/// again ([`CompletionQueue::arm`](super::CompletionQueue::arm)), and poll it.
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.waits.as_fd()
@@ -41,8 +41,8 @@ impl CompletionChannel {
         CompletionChannel::of(EfdFlags::EFD_NONBLOCK)
     }
 
-    /// Makes a channel with the semantics of `ibv_create_comp_channel`: its descriptor is readable until each event was taken. For
-    /// each event, read once from [`events`](CompletionChannel::events), then find the queue that raised it
+    /// Makes a channel with the semantics of `ibv_create_comp_channel`: its descriptor is readable until each event was
+    /// taken. For each event, read once from [`events`](CompletionChannel::events), then find the queue that raised it
     /// ([`CompletionQueue::take_event`](super::CompletionQueue::take_event)).
     ///
     /// # Errors

@@ -22,8 +22,8 @@ use roxie_port::{Carries, Port};
 /// The kind of port that a device uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PortPlan {
-    /// The NIC of another process if one serves the interface, else the first of these that is built in and possible: packet sockets,
-    /// AF_XDP, UDP sockets.
+    /// The NIC of another process if one serves the interface, else the first of these that is built in and possible:
+    /// packet sockets, AF_XDP, UDP sockets.
     #[default]
     Best,
     /// AF_XDP, in this mode.
@@ -136,8 +136,8 @@ impl Claim {
         Ok(port.split(workers).into_iter().map(|port| (Box::new(port) as Box<dyn Port>, None)).collect())
     }
 
-    /// Opens UDP sockets on the wildcard address, so that addresses added later work too, and shares the port with other
-    /// processes.
+    /// Opens UDP sockets on the wildcard address, so that addresses added later work too, and shares the port with
+    /// other processes.
     #[cfg(feature = "udp")]
     fn open_udp(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
         let interface = Some(self.interface.clone());

@@ -115,8 +115,8 @@ impl CompletionQueue {
         self.poll_ready(out)
     }
 
-    /// Does what [`CompletionQueue::poll`] does if it finds nothing: runs a pass if callers drive the device, else yields the
-    /// processor. On an overloaded machine the thread sleeps, for 50 us at most.
+    /// Does what [`CompletionQueue::poll`] does if it finds nothing: runs a pass if callers drive the device, else
+    /// yields the processor. On an overloaded machine the thread sleeps, for 50 us at most.
     pub fn turn(&self) {
         let inner = &self.inner;
         let has_completions = || lock(&inner.ring).ring.has_completions();
@@ -151,7 +151,8 @@ impl CompletionQueue {
         (self.poll(&mut wc) == 1).then_some(wc[0])
     }
 
-    /// Polls until a completion comes or `timeout` has passed. A timeout beyond the clock's range (`Duration::MAX`) is infinite.
+    /// Polls until a completion comes or `timeout` has passed. A timeout beyond the clock's range (`Duration::MAX`) is
+    /// infinite.
     ///
     /// # Errors
     /// If the time is over; immediately if the device has failed.
@@ -194,8 +195,8 @@ impl CompletionQueue {
         self.inner.index
     }
 
-    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is raised immediately.
-    /// The caller is then expected to wait, and another thread runs the device meanwhile.
+    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is
+    /// raised immediately. The caller is then expected to wait, and another thread runs the device meanwhile.
     pub fn arm(&self, armed: Armed) {
         let raised = lock(&self.inner.ring).ring.arm(armed);
         let Some(waits) = &self.inner.waits else { return };
@@ -215,7 +216,8 @@ impl CompletionQueue {
         })
     }
 
-    /// Resizes the queue to at least `entries` completions. Pending completions keep their order, and an armed queue stays armed.
+    /// Resizes the queue to at least `entries` completions. Pending completions keep their order, and an armed queue
+    /// stays armed.
     ///
     /// # Errors
     /// If more completions are pending, or `entries` is beyond the device's limit. The queue is then unchanged.
@@ -233,8 +235,9 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Moderates events (`ibv_modify_cq`): one event for `count` completions, or `period` after the first of them. A count of 0 or
-    /// 1 disables moderation. A completion in error raises its event immediately. Completions themselves are not delayed.
+    /// Moderates events (`ibv_modify_cq`): one event for `count` completions, or `period` after the first of them. A
+    /// count of 0 or 1 disables moderation. A completion in error raises its event immediately. Completions themselves
+    /// are not delayed.
     ///
     /// # Errors
     /// If `count` is above 1 and `period` is zero.

@@ -39,8 +39,8 @@ impl AddressHandle {
 }
 
 impl ProtectionDomain {
-    /// Makes an address handle from the address at `gid_index` to `dgid`, which may be a multicast group. Blocks while the path is
-    /// resolved.
+    /// Makes an address handle from the address at `gid_index` to `dgid`, which may be a multicast group. Blocks while
+    /// the path is resolved.
     ///
     /// # Errors
     /// If there is no such address or no path, or the device has no room for another handle.
@@ -96,8 +96,9 @@ impl Device {
         Ok(dmac.map(|dmac| self.along(source, dgid, dmac, options)))
     }
 
-    /// True if the MAC address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not block. If false, the
-    /// kernel resolves it (ARP, neighbour discovery) and a later call returns true. [`Device::give_up`] ends the resolution.
+    /// True if the MAC address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not block. If
+    /// false, the kernel resolves it (ARP, neighbour discovery) and a later call returns true. [`Device::give_up`] ends
+    /// the resolution.
     ///
     /// # Errors
     /// If the two are of different address families, or there is no route.
@@ -106,8 +107,8 @@ impl Device {
         Ok(self.resolve_now(source, self.reach(source, dgid, 0)?, false)?.is_some())
     }
 
-    /// Returns the hop limit of packets from `sgid` to `dgid` whose sender does not name one: the route's, where the device sends frames.
-    /// Routes from a VLAN are the routes of its interface.
+    /// Returns the hop limit of packets from `sgid` to `dgid` whose sender does not name one: the route's, where the
+    /// device sends frames. Routes from a VLAN are the routes of its interface.
     pub fn hop_limit(&self, sgid: impl Into<LocalGid>, dgid: Gid, traffic_class: u8) -> u8 {
         let source = sgid.into();
         let key = RouteKey::new(source.gid.to_ip(), dgid.to_ip(), traffic_class);
@@ -137,8 +138,8 @@ impl Device {
         self.port().carries != Carries::Datagrams
     }
 
-    /// Returns the key of the route from `source` to `dgid`, if that can be reached: it is of the same address family, and no group on a
-    /// VLAN.
+    /// Returns the key of the route from `source` to `dgid`, if that can be reached: it is of the same address family,
+    /// and no group on a VLAN.
     fn reach(&self, source: LocalGid, dgid: Gid, traffic_class: u8) -> Result<RouteKey, DeviceError> {
         let remote = same_family(source.gid, dgid)?;
         if source.encapsulation.vlan != 0 && remote.is_multicast() && self.tags_frames() {
@@ -158,8 +159,8 @@ fn same_family(sgid: Gid, dgid: Gid) -> Result<IpAddr, DeviceError> {
 }
 
 impl QueuePair {
-    /// Brings a datagram QP from RESET to RTS. The QP accepts packets with `qkey`, and sends from PSN `psn` on. Receives may be
-    /// posted before this in INIT; packets without a receive are dropped.
+    /// Brings a datagram QP from RESET to RTS. The QP accepts packets with `qkey`, and sends from PSN `psn` on.
+    /// Receives may be posted before this in INIT; packets without a receive are dropped.
     ///
     /// # Errors
     /// If the QP is not a datagram QP, or not in RESET.

@@ -32,14 +32,16 @@ use super::state::{Handle, State};
 /// Configuration of a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceConfig {
-    /// Name of a device that is opened on an interface; [`Device::new`] and [`Device::with_workers`] have an argument for it.
+    /// Name of a device that is opened on an interface; [`Device::new`] and [`Device::with_workers`] have an argument
+    /// for it.
     pub name: DeviceName,
     /// Maximum numbers and sizes of objects.
     pub limits: Limits,
     /// Which threads run the NIC.
     pub drive: Drive,
-    /// The cores of several workers' threads, in the order of the workers. A device that claims its interface ([`Device::open_unclaimed`])
-    /// has as many workers, over AF_XDP as many as the interface has receive queues at most; `drive` must then be [`Drive::Thread`].
+    /// The cores of several workers' threads, in the order of the workers. A device that claims its interface
+    /// ([`Device::open_unclaimed`]) has as many workers, over AF_XDP as many as the interface has receive queues at
+    /// most; `drive` must then be [`Drive::Thread`].
     pub cores: Vec<usize>,
     /// Drop packets if the ICRC requires an implausible IPv4 identification, where a socket hides that field.
     pub strict_icrc: bool,
@@ -57,8 +59,8 @@ pub struct DeviceConfig {
     pub roce_v1: bool,
     /// Congestion control and traffic classes. If no line rate is given, the interface's is used where known.
     pub congestion: CongestionConfig,
-    /// A file with congestion control settings, in place of `congestion.control`. Changes apply while the device is open: see
-    /// [`KnobFile`](super::KnobFile). Devices without an interface read it once.
+    /// A file with congestion control settings, in place of `congestion.control`. Changes apply while the device is
+    /// open: see [`KnobFile`](super::KnobFile). Devices without an interface read it once.
     pub control_file: Option<PathBuf>,
     /// Fixed secret for QPNs and keys; `None`: random. Set it in tests only.
     pub seed: Option<u64>,
@@ -81,8 +83,8 @@ impl Device {
     /// Makes a device on a port, with these addresses.
     ///
     /// # Errors
-    /// If the link's MTU is too small for RoCE, congestion control settings contradict one another, or the system is out of
-    /// memory, descriptors or threads.
+    /// If the link's MTU is too small for RoCE, congestion control settings contradict one another, or the system is
+    /// out of memory, descriptors or threads.
     pub fn new(
         name: &str,
         port: Box<dyn Port>,
@@ -93,8 +95,9 @@ impl Device {
         Device::on_ports(name, vec![port], addresses, resolver, config)
     }
 
-    /// Makes a device with a worker for each of these ports, which are queues of one link: see [`Workers`]. The link must bring most
-    /// packets to the worker of their QP; others cost a copy. `config.drive` must not be [`Drive::Caller`] if there are several.
+    /// Makes a device with a worker for each of these ports, which are queues of one link: see [`Workers`]. The link
+    /// must bring most packets to the worker of their QP; others cost a copy. `config.drive` must not be
+    /// [`Drive::Caller`] if there are several.
     ///
     /// # Errors
     /// The errors of [`Device::new`], and of [`Workers::start`].
@@ -201,7 +204,8 @@ impl Device {
     /// Sets congestion control and traffic classes. A QP keeps its rate if its reaction point stays of the same kind.
     ///
     /// # Errors
-    /// If the device has failed, or the system does not let the port receive the MAC control frames that the configuration needs.
+    /// If the device has failed, or the system does not let the port receive the MAC control frames that the
+    /// configuration needs.
     pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
         self.execute(Command::SetCongestion(Box::new(config))).map(|_| ())
     }
@@ -211,8 +215,8 @@ impl Device {
         self.inner.adapter.congestion()
     }
 
-    /// Claims the interface if it is not claimed yet: frames are sent and received from now on. The first queue pair does so by
-    /// itself.
+    /// Claims the interface if it is not claimed yet: frames are sent and received from now on. The first queue pair
+    /// does so by itself.
     ///
     /// # Errors
     /// If the interface cannot be claimed. The error names its user, and a later call tries again.
@@ -232,8 +236,8 @@ impl Device {
         self.share(slots)
     }
 
-    /// Restricts the QPNs of each worker to the unit of its port's slot if other processes share the link, else to one of several workers.
-    /// The first slot is the process's.
+    /// Restricts the QPNs of each worker to the unit of its port's slot if other processes share the link, else to one
+    /// of several workers. The first slot is the process's.
     pub(super) fn share(&self, slots: Vec<Option<DeviceSlot>>) -> Result<(), DeviceError> {
         let slots: Vec<_> = slots.into_iter().flatten().collect();
         if let Some(workers) = self.workers() {
@@ -250,8 +254,8 @@ impl Device {
         Ok(())
     }
 
-    /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the first call
-    /// has an effect.
+    /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the
+    /// first call has an effect.
     #[doc(hidden)]
     pub fn set_cm_ids(&self, cm_ids: CmIds) {
         let _ = self.inner.cm_ids.set(cm_ids);
@@ -333,8 +337,8 @@ impl Device {
         self.inner.gids.read().unwrap_or_else(PoisonError::into_inner).iter().collect()
     }
 
-    /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each with an
-    /// event. For ports without an interface; otherwise the kernel reports changes.
+    /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each
+    /// with an event. For ports without an interface; otherwise the kernel reports changes.
     ///
     /// # Errors
     /// If the port cannot follow, and continues unchanged; or if the device has failed.
@@ -342,7 +346,8 @@ impl Device {
         self.inner.follow_link(change)
     }
 
-    /// Runs a pass if callers drive the device. True if it did something. Polls of empty completion queues run a pass as well.
+    /// Runs a pass if callers drive the device. True if it did something. Polls of empty completion queues run a pass
+    /// as well.
     pub fn poll(&self) -> bool {
         !self.inner.adapter.caller_pass().is_idle()
     }
@@ -359,14 +364,14 @@ impl Device {
     }
 
     /// True if the device's interface was deleted or moved to another namespace, after which
-    /// [`EventKind::DeviceFatal`](roxie_nic::verbs::EventKind::DeviceFatal) is raised. Work under way still completes. Objects can be
-    /// removed, and neither made nor changed.
+    /// [`EventKind::DeviceFatal`](roxie_nic::verbs::EventKind::DeviceFatal) is raised. Work under way still completes.
+    /// Objects can be removed, and neither made nor changed.
     pub fn has_lost_interface(&self) -> bool {
         self.inner.has_lost_interface.load(Relaxed)
     }
 
-    /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
-    /// short and must not use the device. False: a sink is already set.
+    /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock:
+    /// it must be short and must not use the device. False: a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.inner.adapter.set_event_sink(sink)
     }
@@ -383,8 +388,8 @@ impl Device {
         self.inner.adapter.end_wait(rang);
     }
 
-    /// Sends posted requests and pending acknowledgements before the process ends without dropping the device. Takes up to
-    /// `limit`.
+    /// Sends posted requests and pending acknowledgements before the process ends without dropping the device. Takes up
+    /// to `limit`.
     #[doc(hidden)]
     pub fn send_last(&self, limit: Duration) {
         self.inner.adapter.send_last(limit);

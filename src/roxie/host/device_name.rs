@@ -8,7 +8,8 @@ const LONGEST: usize = 63;
 
 /// Name of a device: `roxie0`, or what a program looks for, such as `mlx5_0`.
 ///
-/// It is a file's name below `/sys/class/infiniband`, and programs match it by its beginning, so it has letters, digits, `_`, `-` and `.` only.
+/// It is a file's name below `/sys/class/infiniband`, and programs match it by its beginning, so it has letters,
+/// digits, `_`, `-` and `.` only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceName(String);
 

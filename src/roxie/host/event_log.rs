@@ -1,8 +1,8 @@
 //! A log of failed calls and their reasons, in shared memory that outlives the program.
 //!
-//! A launcher [creates](EventLog::create) the memory and passes its path on. The program's library writes a line for each call
-//! that failed ([`EventLog::note`]), whether or not it is ever read. When the program has ended, the launcher reads the newest
-//! lines.
+//! A launcher [creates](EventLog::create) the memory and passes its path on. The program's library writes a line for
+//! each call that failed ([`EventLog::note`]), whether or not it is ever read. When the program has ended, the launcher
+//! reads the newest lines.
 
 use std::fs::File;
 use std::io;
@@ -73,7 +73,8 @@ impl EventLog {
     /// Opens a log that another process created.
     ///
     /// # Errors
-    /// If there is no log at `path`. `InvalidData` if the launcher made one of a version that this library does not write.
+    /// If there is no log at `path`. `InvalidData` if the launcher made one of a version that this library does not
+    /// write.
     pub fn open(path: &Path) -> io::Result<EventLog> {
         let file = File::options().read(true).write(true).open(path)?;
         let mut version = [0; 8];

@@ -27,9 +27,9 @@ impl Drop for Flow {
 }
 
 impl Device {
-    /// Makes a raw packet QP for receive side scaling. Frames steered to it go to one of the raw packet QPs in `table`, by their
-    /// hash. The length of `table` is a power of two, and QPs may occur several times. The new QP has no queues and no state of
-    /// its own.
+    /// Makes a raw packet QP for receive side scaling. Frames steered to it go to one of the raw packet QPs in `table`,
+    /// by their hash. The length of `table` is a power of two, and QPs may occur several times. The new QP has no
+    /// queues and no state of its own.
     ///
     /// # Errors
     /// If the table does not meet these conditions, or the device has no room for another QP.
@@ -64,11 +64,12 @@ impl QueuePair {
         self.modify(&to(QpState::Rts))
     }
 
-    /// Steers the frames that match a rule to this raw packet QP instead of the kernel. RoCE packets are never steered. Without a
-    /// flow, a raw packet QP receives nothing.
+    /// Steers the frames that match a rule to this raw packet QP instead of the kernel. RoCE packets are never steered.
+    /// Without a flow, a raw packet QP receives nothing.
     ///
     /// # Errors
-    /// If the QP is of another type, there are already [`MAX_FLOWS`](roxie_base::flow::MAX_FLOWS) flows, or the port cannot steer.
+    /// If the QP is of another type, there are already [`MAX_FLOWS`](roxie_base::flow::MAX_FLOWS) flows, or the port
+    /// cannot steer.
     pub fn create_flow(&self, rule: &FlowRule) -> Result<Flow, DeviceError> {
         match self.device().execute(Command::CreateFlow(self.index(), Box::new(*rule)))? {
             Answer::Flow(id) => Ok(Flow { device: self.device().clone(), id }),

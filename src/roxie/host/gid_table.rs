@@ -44,8 +44,8 @@ pub enum GidOrder {
     },
 }
 
-/// The GID table. Removing an address leaves a hole; a new address takes the first hole. An address may be listed once for each VLAN and
-/// RoCE version.
+/// The GID table. Removing an address leaves a hole; a new address takes the first hole. An address may be listed once
+/// for each VLAN and RoCE version.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {
     slots: Vec<Option<LocalGid>>,
@@ -75,9 +75,10 @@ impl GidTable {
 
     /// Makes a table of an interface's addresses in the order of RDMA devices in Linux:
     ///
-    /// * Index 0 is the link-local address that is derived from the MAC address. The entry exists even while the interface does not
-    ///   have it, for a second or two after the interface came up: Linux lists it, and programs such as UCX stop at an empty
-    ///   index. For an interface without a MAC address, index 0 is another IPv6 address, or empty.
+    /// * Index 0 is the link-local address that is derived from the MAC address. The entry exists even while the
+    ///   interface does not have it, for a second or two after the interface came up: Linux lists it, and programs such
+    ///   as UCX stop at an empty index. For an interface without a MAC address, index 0 is another IPv6 address, or
+    ///   empty.
     /// * Index 1 is the first IPv4 address.
     /// * The others follow, IPv4 first.
     pub fn customary(station: [u8; 6], addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {

@@ -14,17 +14,19 @@ use super::resolve::Resolve;
 use super::stack::Stack;
 
 impl Device {
-    /// Opens a device on a free station of `fabric`, in virtual time: the fabric's steps run it, and its clock is the fabric's.
-    /// Station `n` has the addresses of host `n + 1` ([`Host::address`]), IPv4 at GID index 0 and IPv6 at 1, and must have its MAC
-    /// address ([`Host::mac`]).
+    /// Opens a device on a free station of `fabric`, in virtual time: the fabric's steps run it, and its clock is the
+    /// fabric's. Station `n` has the addresses of host `n + 1` ([`Host::address`]), IPv4 at GID index 0 and IPv6 at 1,
+    /// and must have its MAC address ([`Host::mac`]).
     ///
-    /// Posts and polls work between two steps of the fabric. Calls that block ([`CompletionQueue::wait`](super::CompletionQueue::wait),
-    /// channels, [`ConnectionManager`](super::ConnectionManager)) do not: they wait in real time. `config.drive` has no effect. Without
-    /// `config.seed`, the station's number is the seed, so that all runs have the same QPNs, keys and times. Addresses of memory that
-    /// the device allocates are the process's own, and differ between runs.
+    /// Posts and polls work between two steps of the fabric. Calls that block
+    /// ([`CompletionQueue::wait`](super::CompletionQueue::wait), channels,
+    /// [`ConnectionManager`](super::ConnectionManager)) do not: they wait in real time. `config.drive` has no effect.
+    /// Without `config.seed`, the station's number is the seed, so that all runs have the same QPNs, keys and times.
+    /// Addresses of memory that the device allocates are the process's own, and differ between runs.
     ///
     /// # Errors
-    /// If the link's MTU is too small for RoCE, a capture cannot be written, or the system is out of memory or descriptors.
+    /// If the link's MTU is too small for RoCE, a capture cannot be written, or the system is out of memory or
+    /// descriptors.
     ///
     /// # Panics
     /// If the station does not exist, has a host, or another MAC address.

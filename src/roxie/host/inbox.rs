@@ -1,8 +1,8 @@
 //! Received messages of QP1 that the connection manager has not handled yet, queued by sender.
 //!
-//! A flood of requests arrives faster than the manager handles them. In a single queue, requests of other senders would be dropped
-//! with the flood, and repeated only after seconds. Each address therefore has its own queue of bounded length, and the queues
-//! take turns. A sender with many addresses has as many queues, but their number is bounded.
+//! A flood of requests arrives faster than the manager handles them. In a single queue, requests of other senders would
+//! be dropped with the flood, and repeated only after seconds. Each address therefore has its own queue of bounded
+//! length, and the queues take turns. A sender with many addresses has as many queues, but their number is bounded.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

@@ -1,7 +1,7 @@
 //! The thread that follows an interface while a device is open.
 //!
-//! Addresses become GIDs, the MTU limits path MTUs, MAC addresses of the interface and of neighbours go into the QPs' frames, and
-//! changes of the link raise events. The thread also reads the congestion control file.
+//! Addresses become GIDs, the MTU limits path MTUs, MAC addresses of the interface and of neighbours go into the QPs'
+//! frames, and changes of the link raise events. The thread also reads the congestion control file.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -21,8 +21,8 @@ use roxie_nic::verbs::{AsyncEvent, EventKind};
 use roxie_port::LinkChange;
 use roxie_port::netdev::{Change, Neighbours, Watch};
 
-/// Delay before a failed query is repeated, in ms: the notification that caused it will not come again. A reader that could not be
-/// accepted for want of a descriptor waits as long.
+/// Delay before a failed query is repeated, in ms: the notification that caused it will not come again. A reader that
+/// could not be accepted for want of a descriptor waits as long.
 const RETRY_MS: u16 = 100;
 /// Interval between two checks of the congestion control file, in ms.
 const FILE_MS: u16 = 100;

@@ -16,7 +16,8 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The resolver of a VLAN, with its VLAN ID.
 pub(super) type OfVlan = (u16, Arc<KernelNeighbours>);
 
-/// The resolvers of the VLANs that have an interface, by VLAN ID. The thread that follows the interface changes the list.
+/// The resolvers of the VLANs that have an interface, by VLAN ID. The thread that follows the interface changes the
+/// list.
 #[derive(Clone, Default)]
 pub(super) struct VlanResolvers(Arc<RwLock<Vec<OfVlan>>>);
 

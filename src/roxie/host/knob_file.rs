@@ -1,7 +1,7 @@
 //! Congestion control from a file, which may change while the device is open.
 //!
-//! The thread that follows the interface checks whether the file has changed. An invalid file is reported once, and the previous
-//! settings stay.
+//! The thread that follows the interface checks whether the file has changed. An invalid file is reported once, and the
+//! previous settings stay.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -38,7 +38,8 @@ impl KnobFile {
         &self.path
     }
 
-    /// Returns the settings, if the file has changed since the last call. An empty file is still being written, and is ignored.
+    /// Returns the settings, if the file has changed since the last call. An empty file is still being written, and is
+    /// ignored.
     ///
     /// # Errors
     /// Why the file is invalid, with its name; once for each change.

@@ -10,9 +10,9 @@ use roxie_nic::verbs::{Access, RKey, SendFlags, Wc, WcFlags, WcOpcode};
 /// Bytes of a page of a fast region.
 const PAGE: usize = 4096;
 
-/// Memory of requests to one peer, one at a time, in the manner of storage protocols: registered by a work request in front of the SEND
-/// that names the key, and invalidated by the peer with its response, or else by this end. The request is over, and the memory free,
-/// once the SEND has completed, the response has come, and the key is invalid.
+/// Memory of requests to one peer, one at a time, in the manner of storage protocols: registered by a work request in
+/// front of the SEND that names the key, and invalidated by the peer with its response, or else by this end. The
+/// request is over, and the memory free, once the SEND has completed, the response has come, and the key is invalid.
 #[derive(Debug)]
 pub struct LentRegion {
     region: FastRegion,
@@ -42,7 +42,8 @@ impl LentRegion {
         (self.is_sent, self.is_answered, self.is_registered) = (false, false, false);
     }
 
-    /// Posts the registration of the first `length` bytes, without a completion. Returns the address and the key for the peer.
+    /// Posts the registration of the first `length` bytes, without a completion. Returns the address and the key for
+    /// the peer.
     ///
     /// # Errors
     /// If `length` is beyond the memory, or the work request was not posted.
@@ -69,8 +70,8 @@ impl LentRegion {
         }
     }
 
-    /// Records the response, received with completion `wc`. If the peer did not invalidate the key, posts a local invalidation with
-    /// this identifier, signaled: the memory stays open to the peer until it has completed.
+    /// Records the response, received with completion `wc`. If the peer did not invalidate the key, posts a local
+    /// invalidation with this identifier, signaled: the memory stays open to the peer until it has completed.
     ///
     /// # Errors
     /// If the work request was not posted.

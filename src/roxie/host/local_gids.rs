@@ -59,8 +59,9 @@ impl Device {
         let _ = self.inner.change_gids(|gids| gids.remove(address));
     }
 
-    /// Adds an address on a VLAN (1 to 4094) of the interface, and returns its index in the GID table. Frames from this GID carry the
-    /// VLAN's tag, with the priority of their path, and frames to it are taken only with that tag. Over sockets the kernel does both.
+    /// Adds an address on a VLAN (1 to 4094) of the interface, and returns its index in the GID table. Frames from this
+    /// GID carry the VLAN's tag, with the priority of their path, and frames to it are taken only with that tag. Over
+    /// sockets the kernel does both.
     ///
     /// The kernel needs no VLAN interface for this, except to resolve neighbours on the VLAN.
     ///
@@ -78,8 +79,8 @@ impl Device {
         index
     }
 
-    /// Removes an address on a VLAN. QPs with paths from it enter the error state, each with an event, and work requests along its
-    /// address handles fail.
+    /// Removes an address on a VLAN. QPs with paths from it enter the error state, each with an event, and work
+    /// requests along its address handles fail.
     ///
     /// # Errors
     /// If the device has failed.
@@ -148,7 +149,8 @@ impl State {
         Ok(done)
     }
 
-    /// Tells the NIC its GIDs, unless it needs none: they are all plain and were, the kernel tags, or another process has the NIC.
+    /// Tells the NIC its GIDs, unless it needs none: they are all plain and were, the kernel tags, or another process
+    /// has the NIC.
     pub(super) fn set_gids_of_nic(&self) -> Result<(), DeviceError> {
         let Some(engine) = self.adapter.engine() else { return Ok(()) };
         let gids: Vec<LocalGid> = self.gids.read().unwrap_or_else(PoisonError::into_inner).locals().collect();

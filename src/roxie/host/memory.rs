@@ -15,7 +15,8 @@ use roxie_nic::verbs::{
 };
 
 impl ProtectionDomain {
-    /// Allocates `length` zeroed bytes and registers them. With a NIC in another process the bytes are shared with children after a fork.
+    /// Allocates `length` zeroed bytes and registers them. With a NIC in another process the bytes are shared with
+    /// children after a fork.
     ///
     /// # Errors
     /// If the system has no such memory, or the device has no room for another region.
@@ -29,8 +30,9 @@ impl ProtectionDomain {
     /// If the access flags contradict one another, or the device has no room for another region.
     ///
     /// # Safety
-    /// The contract of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is dropped, and no
-    /// Rust reference into it is held while work requests or peers may use it. If it is unmapped nevertheless, requests fail.
+    /// The contract of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is
+    /// dropped, and no Rust reference into it is held while work requests or peers may use it. If it is unmapped
+    /// nevertheless, requests fail.
     #[allow(unsafe_code)]
     pub unsafe fn register_borrowed(
         &self,
@@ -43,8 +45,8 @@ impl ProtectionDomain {
         self.register_memory(memory, access)
     }
 
-    /// Registers addresses with pages that may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to an
-    /// absent page fails the request, and has no other effect.
+    /// Registers addresses with pages that may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An
+    /// access to an absent page fails the request, and has no other effect.
     ///
     /// # Errors
     /// If the access flags contradict one another, or the device has no room for another region.
@@ -93,8 +95,8 @@ impl ProtectionDomain {
         self.register_memory_at(memory, start, access)
     }
 
-    /// Like [`register_memory`](Self::register_memory), with the address that work requests and peers use for the first byte
-    /// (`ibv_reg_mr_iova`).
+    /// Like [`register_memory`](Self::register_memory), with the address that work requests and peers use for the first
+    /// byte (`ibv_reg_mr_iova`).
     ///
     /// # Errors
     /// The errors of [`ProtectionDomain::register_memory`]; also if the addresses exceed 64 bits.
@@ -132,8 +134,9 @@ impl ProtectionDomain {
         }
     }
 
-    /// Makes a region of up to `max_pages` pages, which work requests choose among `memory_len` bytes (`ib_alloc_mr` and
-    /// `ib_map_mr_sg` of the kernel). The region gives no access until it is registered by [`QueuePair::fast_register`].
+    /// Makes a region of up to `max_pages` pages, which work requests choose among `memory_len` bytes (`ib_alloc_mr`
+    /// and `ib_map_mr_sg` of the kernel). The region gives no access until it is registered by
+    /// [`QueuePair::fast_register`].
     ///
     /// # Errors
     /// If the system has no memory, or the device has no room for another region.
@@ -242,8 +245,8 @@ impl MemoryRegion {
 
     /// Copies bytes into the region.
     ///
-    /// The copy is atomic only towards other threads' copies. Outstanding work requests and peers do not wait for it: they may
-    /// read or write a mixture of old and new bytes, as with any NIC (see [`roxie_nic::shared::HostMemory`]).
+    /// The copy is atomic only towards other threads' copies. Outstanding work requests and peers do not wait for it:
+    /// they may read or write a mixture of old and new bytes, as with any NIC (see [`roxie_nic::shared::HostMemory`]).
     ///
     /// # Errors
     /// If the bytes exceed the region; then none is copied.
@@ -271,8 +274,8 @@ impl MemoryRegion {
         Ok(bytes)
     }
 
-    /// Changes a region (`ibv_rereg_mr`): each argument that is `Some` replaces a property. New memory also changes the keys, and
-    /// the old ones are invalid. When this returns, the previous memory is no longer accessed.
+    /// Changes a region (`ibv_rereg_mr`): each argument that is `Some` replaces a property. New memory also changes the
+    /// keys, and the old ones are invalid. When this returns, the previous memory is no longer accessed.
     ///
     /// # Errors
     /// If the access flags contradict one another, or windows are bound (`EBUSY`). The region is then unchanged
@@ -336,7 +339,8 @@ impl MemoryWindow {
         self.kind
     }
 
-    /// Returns the key of the next bind: chosen by the device for type 1, the old key with the next variant byte for type 2.
+    /// Returns the key of the next bind: chosen by the device for type 1, the old key with the next variant byte for
+    /// type 2.
     fn next_key(&self) -> Result<u32, DeviceError> {
         match self.kind {
             MwType::Two => Ok(next_variant(self.key)),
@@ -394,8 +398,8 @@ impl FastRegion {
 }
 
 impl QueuePair {
-    /// Posts the bind of a window (`ibv_bind_mw`, `IBV_WR_BIND_MW`) and returns its new key. Later work requests of this QP may
-    /// use it; peers may after the completion. After a failed bind, drop the window.
+    /// Posts the bind of a window (`ibv_bind_mw`, `IBV_WR_BIND_MW`) and returns its new key. Later work requests of
+    /// this QP may use it; peers may after the completion. After a failed bind, drop the window.
     ///
     /// # Errors
     /// If the work request was not posted; the window is then unchanged.
@@ -420,12 +424,14 @@ impl QueuePair {
         Ok(window.rkey())
     }
 
-    /// Posts the registration of a fast region (`IB_WR_REG_MR`) and returns its new key. The region covers `length` bytes from
-    /// address `start` on, in the 4 KiB pages at offsets `pages` of its memory; `start` modulo 4096 is the offset in the first
-    /// page. The region must be new, or its invalidation, local or by the peer, must have completed.
+    /// Posts the registration of a fast region (`IB_WR_REG_MR`) and returns its new key. The region covers `length`
+    /// bytes from address `start` on, in the 4 KiB pages at offsets `pages` of its memory; `start` modulo 4096 is the
+    /// offset in the first page. The region must be new, or its invalidation, local or by the peer, must have
+    /// completed.
     ///
     /// # Errors
-    /// If there are more pages than the region was made for, or the work request was not posted. The region is then unchanged.
+    /// If there are more pages than the region was made for, or the work request was not posted. The region is then
+    /// unchanged.
     pub fn fast_register(
         &self,
         wr_id: u64,

@@ -38,8 +38,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A program that spins on its memory while other programs compute should use [`roxie_base::allocator::Allocator`], as `roxie` and the
-//! verbs library do.
+//! A program that spins on its memory while other programs compute should use [`roxie_base::allocator::Allocator`], as
+//! `roxie` and the verbs library do.
 
 pub mod adapter;
 mod ah_options;

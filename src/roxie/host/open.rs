@@ -34,8 +34,9 @@ use roxie_port::{Carries, PortInfo};
 use roxie_wire::frame::ETHERNET_HEADER;
 
 impl Device {
-    /// Opens a device on an interface of the calling thread's network namespace as `roxie run` does: at the interface's `roxie nic`
-    /// if there is one, else through packet sockets, else, where these are not permitted or not possible, through UDP sockets.
+    /// Opens a device on an interface of the calling thread's network namespace as `roxie run` does: at the interface's
+    /// `roxie nic` if there is one, else through packet sockets, else, where these are not permitted or not possible,
+    /// through UDP sockets.
     ///
     /// # Errors
     /// Those of [`Device::open_attached`], [`Device::open_packet`] and [`Device::open_udp`].
@@ -62,7 +63,8 @@ impl Device {
     /// Opens a device on an interface of the calling thread's network namespace, through AF_XDP.
     ///
     /// # Errors
-    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has claimed it.
+    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has
+    /// claimed it.
     #[cfg(feature = "xdp")]
     pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let interface = Interface::by_name(&xdp.interface)?;
@@ -74,7 +76,8 @@ impl Device {
     /// Opens a device on an interface of the calling thread's network namespace, through packet sockets.
     ///
     /// # Errors
-    /// If there is no such interface or address, packet sockets are not permitted, or another program has UDP port 4791.
+    /// If there is no such interface or address, packet sockets are not permitted, or another program has UDP port
+    /// 4791.
     #[cfg(feature = "udp")]
     pub fn open_packet(
         packet: &PacketConfig,
@@ -119,8 +122,9 @@ impl Device {
         Ok(device)
     }
 
-    /// Opens a device on UDP sockets of the calling thread's network namespace. The device follows its interface, if that is
-    /// Ethernet or loopback: its addresses and its MTU, unless the configuration fixes them, and the state of the link.
+    /// Opens a device on UDP sockets of the calling thread's network namespace. The device follows its interface, if
+    /// that is Ethernet or loopback: its addresses and its MTU, unless the configuration fixes them, and the state of
+    /// the link.
     ///
     /// # Errors
     /// If there is no such interface or address, or the UDP port cannot be opened.
@@ -151,11 +155,12 @@ impl Device {
         Ok(device)
     }
 
-    /// Opens a device on the NIC process of an interface (`roxie nic`), in the calling thread's network namespace. `None`: there
-    /// is no such NIC.
+    /// Opens a device on the NIC process of an interface (`roxie nic`), in the calling thread's network namespace.
+    /// `None`: there is no such NIC.
     ///
     /// # Errors
-    /// If the NIC does not serve this process, the interface does not exist or has no address, or RoCE v1 is wanted of a NIC over sockets.
+    /// If the NIC does not serve this process, the interface does not exist or has no address, or RoCE v1 is wanted of
+    /// a NIC over sockets.
     pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
         let link = Interface::by_name(interface)?;
         let Some(nic) = Attachment::open(&link.name)? else { return Ok(None) };
@@ -174,8 +179,8 @@ impl Device {
         device.expect("the default asks for nothing that a port lacks")
     }
 
-    /// Opens a device that claims its interface with the first queue pair. Before that it answers queries, registers memory and
-    /// makes completion queues. The interface is one of the calling thread's network namespace.
+    /// Opens a device that claims its interface with the first queue pair. Before that it answers queries, registers
+    /// memory and makes completion queues. The interface is one of the calling thread's network namespace.
     ///
     /// # Errors
     /// If there is no such interface, or it has no address.
@@ -219,8 +224,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Like [`open_attached`](Self::open_attached), but fails if the program has asked for options that only the NIC process can
-    /// set.
+    /// Like [`open_attached`](Self::open_attached), but fails if the program has asked for options that only the NIC
+    /// process can set.
     fn at_nic(interface: &str, stack: &Stack, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
         let device = Device::open_attached(interface, config)?;
         let ours = [
@@ -266,8 +271,8 @@ impl Device {
         Ok((local, remote))
     }
 
-    /// Like [`memory_pair_with`](Device::memory_pair_with), with this many workers at each device: worker `n` of one has a link to worker `n`
-    /// of the other.
+    /// Like [`memory_pair_with`](Device::memory_pair_with), with this many workers at each device: worker `n` of one
+    /// has a link to worker `n` of the other.
     ///
     /// # Errors
     /// The errors of [`Device::memory_pair_with`] and [`Device::with_workers`].

@@ -1,12 +1,14 @@
 //! Connections of ended programs (orphans), in shared memory that outlives them.
 //!
-//! Each program records its connections in a table of its own ([`OrphanTable::handover_store`]), and hands it to the process that outlives
-//! it: the NIC that serves it ([`DeviceSlot::orphans`]) or its launcher ([`OrphanTable::register`]). The launcher
-//! [serves](OrphanListener::serve) all programs that it started. If one ends, killed or not, or calls `exec`, its peers receive a DREQ at
-//! once, as they do from a kernel, which outlives its programs too.
+//! Each program records its connections in a table of its own ([`OrphanTable::handover_store`]), and hands it to the
+//! process that outlives it: the NIC that serves it ([`DeviceSlot::orphans`]) or its launcher
+//! ([`OrphanTable::register`]). The launcher [serves](OrphanListener::serve) all programs that it started. If one ends,
+//! killed or not, or calls `exec`, its peers receive a DREQ at once, as they do from a kernel, which outlives its
+//! programs too.
 //!
-//! The kernel tells of the end: it closes the program's end of their socket, which neither a child of `fork` nor the program that `exec`
-//! starts has. A process number would say less: it is another in each PID namespace, and stays through `exec`.
+//! The kernel tells of the end: it closes the program's end of their socket, which neither a child of `fork` nor the
+//! program that `exec` starts has. A process number would say less: it is another in each PID namespace, and stays
+//! through `exec`.
 
 use std::collections::HashMap;
 use std::io;
@@ -87,8 +89,8 @@ impl OrphanTable {
         self.launcher.as_ref().is_none_or(is_open)
     }
 
-    /// Returns the recorder for a connection manager of this process. `seed` is the manager's seed, `unit` the prefix of its
-    /// communication IDs.
+    /// Returns the recorder for a connection manager of this process. `seed` is the manager's seed, `unit` the prefix
+    /// of its communication IDs.
     pub fn handover_store(&self, seed: u64, unit: Option<u8>) -> Box<dyn HandoverStore> {
         Box::new(Writer::new(&self.region, seed, unit))
     }
@@ -136,13 +138,13 @@ impl OrphanListener {
         &self.name
     }
 
-    /// Ends the connections of each program that ends, until `stop` can be read and every program that had ended by then is done.
-    /// `device` opens the device of the connections, and is called only if there are any. Telling the peers takes as long as they take to
-    /// answer, and up to 1.5 s.
+    /// Ends the connections of each program that ends, until `stop` can be read and every program that had ended by
+    /// then is done. `device` opens the device of the connections, and is called only if there are any. Telling the
+    /// peers takes as long as they take to answer, and up to 1.5 s.
     ///
     /// # Errors
-    /// The last error of `device`, for instance because another process has claimed the interface. The peers then find out by their
-    /// timeouts.
+    /// The last error of `device`, for instance because another process has claimed the interface. The peers then find
+    /// out by their timeouts.
     pub fn serve<E: From<DeviceError>>(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -173,7 +175,8 @@ impl OrphanListener {
         }
     }
 
-    /// Waits until a program comes or ends, or `stop` can be read. Returns whether `stop` can, and whether a program came.
+    /// Waits until a program comes or ends, or `stop` can be read. Returns whether `stop` can, and whether a program
+    /// came.
     fn wait(&mut self, stop: BorrowedFd<'_>) -> (bool, bool) {
         let sockets = self.programs.iter().map(|(socket, _)| socket.as_fd());
         let all = [stop, self.listener.as_fd()].into_iter().chain(sockets);
@@ -214,8 +217,8 @@ impl HandedOver {
         Ok(HandedOver(fd))
     }
 
-    /// Ends the connections of a client of `device` that has ended and had this unit. Ignores records in the name of other
-    /// clients, and those beyond `most`, the maximum number of its connections.
+    /// Ends the connections of a client of `device` that has ended and had this unit. Ignores records in the name of
+    /// other clients, and those beyond `most`, the maximum number of its connections.
     ///
     /// # Errors
     /// If the unit is in use, or the device has failed or has no room for a QP1.
@@ -255,7 +258,8 @@ fn add_record(left: &mut Orphans, place: &[u64; PLACE]) {
 }
 
 impl DeviceSlot {
-    /// Makes a table for this process's connections, which the NIC ends when the process has ended. `None`: there is no such NIC.
+    /// Makes a table for this process's connections, which the NIC ends when the process has ended. `None`: there is no
+    /// such NIC.
     ///
     /// # Errors
     /// If the system is out of memory, or the NIC is gone.
@@ -286,8 +290,8 @@ fn bounded(mut left: Orphans, most: usize) -> Orphans {
     left
 }
 
-/// Tells the peers of these connections that they have ended. Each manager gets an equal share of the remaining time. Peers not
-/// told in time find out by their timeouts.
+/// Tells the peers of these connections that they have ended. Each manager gets an equal share of the remaining time.
+/// Peers not told in time find out by their timeouts.
 fn notify_peers(has_connections: Orphans, device: &Device) -> Result<(), DeviceError> {
     let end = Instant::now() + LIMIT;
     let managers = has_connections.len() as u32;
@@ -301,8 +305,8 @@ fn notify_peers(has_connections: Orphans, device: &Device) -> Result<(), DeviceE
         let mut manager = Manager::new(Config { seed, ..Config::default() });
         if let Some(unit) = unit {
             device.claim()?;
-            // If another process has these numbers by now, it receives the replies and drops them. The messages are sent all the
-            // same, some of them more than once.
+            // If another process has these numbers by now, it receives the replies and drops them. The messages are
+            // sent all the same, some of them more than once.
             if let Some(slot) = device.slot().filter(|slot| slot.slot() != unit) {
                 let _ = slot.take_unit(unit);
             }

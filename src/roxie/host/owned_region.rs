@@ -22,8 +22,8 @@ pub struct NotRegistered {
     pub buffer: Vec<u8>,
 }
 
-/// A buffer of the application, registered in place. Work requests and peers read and write its bytes; the application has them again from
-/// [`OwnedRegion::into_buffer`], and meanwhile as those of any [`MemoryRegion`].
+/// A buffer of the application, registered in place. Work requests and peers read and write its bytes; the application
+/// has them again from [`OwnedRegion::into_buffer`], and meanwhile as those of any [`MemoryRegion`].
 #[derive(Debug)]
 pub struct OwnedRegion {
     region: MemoryRegion,
@@ -64,7 +64,8 @@ impl ProtectionDomain {
     /// Those of [`ProtectionDomain::register_memory`], with the buffer.
     pub fn register_owned(&self, buffer: Vec<u8>, access: Access) -> Result<OwnedRegion, NotRegistered> {
         let parts = Parts::of(buffer);
-        // SAFETY: the bytes are a vector's, which the region owns until it is released, and the parts hold no reference to them.
+        // SAFETY: the bytes are a vector's, which the region owns until it is released, and the parts hold no reference
+        // to them.
         let memory = unsafe { HostMemory::borrowed(parts.base, parts.length) };
         match self.register_memory(memory, access) {
             Ok(region) => Ok(OwnedRegion { region, parts: Some(parts) }),
@@ -74,7 +75,8 @@ impl ProtectionDomain {
 }
 
 impl OwnedRegion {
-    /// Deregisters the buffer, unbinds windows that are bound to it, and returns it. No work request and no peer reaches it any more.
+    /// Deregisters the buffer, unbinds windows that are bound to it, and returns it. No work request and no peer
+    /// reaches it any more.
     ///
     /// # Errors
     /// If the device has failed: whether its thread still uses the buffer is not known then, and the buffer is leaked.

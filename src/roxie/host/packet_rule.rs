@@ -27,10 +27,10 @@ const NO_ACTION: &str = "drop, duplicate, corrupt, mark, delay=TIME, reorder[=FR
 /// duplicate opcode=FETCH_ADD nth2 from=veth0
 /// ```
 ///
-/// Actions: `drop`, `duplicate`, `corrupt`, `mark`, `delay=TIME`, `reorder[=FRAMES[:TIME]]`. Conditions, all of which must hold:
-/// `opcode=NAME` with or without its service, `kind=` one of [`PacketKind`], `qp=` the destination QPN, `psn=` a number, or `+N` behind
-/// the first PSN that the rule has seen of that queue pair, `src=` and `dst=` an address, `from=` the end that sends: an interface of
-/// `roxie wire`, `self` or `peer` of a device. When: `once`,
+/// Actions: `drop`, `duplicate`, `corrupt`, `mark`, `delay=TIME`, `reorder[=FRAMES[:TIME]]`. Conditions, all of which
+/// must hold: `opcode=NAME` with or without its service, `kind=` one of [`PacketKind`], `qp=` the destination QPN,
+/// `psn=` a number, or `+N` behind the first PSN that the rule has seen of that queue pair, `src=` and `dst=` an
+/// address, `from=` the end that sends: an interface of `roxie wire`, `self` or `peer` of a device. When: `once`,
 /// `nthN`, `everyN`, `firstN`, a rate or percentage; without it always.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PacketRule {
@@ -144,7 +144,8 @@ pub struct RuleError {
 }
 
 impl PacketRule {
-    /// Returns a predicate for [`FaultPort::with_rule`](roxie_port::fault::FaultPort::with_rule), and the number of packets that met it.
+    /// Returns a predicate for [`FaultPort::with_rule`](roxie_port::fault::FaultPort::with_rule), and the number of
+    /// packets that met it.
     pub fn matcher(&self) -> (impl FnMut(&Frame<'_>) -> bool + Send + use<>, Matched) {
         let matched = Matched::default();
         let (conditions, count) = (self.conditions.clone(), matched.clone());

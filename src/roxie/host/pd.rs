@@ -1,4 +1,5 @@
-//! Protection domains. An object frees its part of the device when dropped; objects that use one another keep one another alive.
+//! Protection domains. An object frees its part of the device when dropped; objects that use one another keep one
+//! another alive.
 
 use std::sync::Arc;
 

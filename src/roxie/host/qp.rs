@@ -62,8 +62,9 @@ pub struct ConnectOptions {
     pub sl: u8,
     /// Time to live of IPv4, hop limit of IPv6; 0: the route's.
     pub hop_limit: u8,
-    /// Send lost packets alone again (selective repeat), instead of everything from the lost one on. RC only, and only if the peer
-    /// does so too: both ends must have agreed. `None`: as the device is configured ([`SelectiveRepeat::Assume`], or not).
+    /// Send lost packets alone again (selective repeat), instead of everything from the lost one on. RC only, and only
+    /// if the peer does so too: both ends must have agreed. `None`: as the device is configured
+    /// ([`SelectiveRepeat::Assume`], or not).
     pub selective_repeat: Option<bool>,
 }
 
@@ -190,9 +191,9 @@ impl QueuePair {
         }
     }
 
-    /// Returns the state of the QP's congestion control: rate, target, alpha and round trip of its reaction point, within the
-    /// limits of [`set_rate_limit`](QueuePair::set_rate_limit) and the path. `None`: the rate is unlimited. Takes a few
-    /// microseconds, as [`query`](QueuePair::query) does.
+    /// Returns the state of the QP's congestion control: rate, target, alpha and round trip of its reaction point,
+    /// within the limits of [`set_rate_limit`](QueuePair::set_rate_limit) and the path. `None`: the rate is unlimited.
+    /// Takes a few microseconds, as [`query`](QueuePair::query) does.
     ///
     /// # Errors
     /// If the device has failed.
@@ -200,8 +201,9 @@ impl QueuePair {
         self.query().map(|status| status.control)
     }
 
-    /// Returns the log of exceptional events, oldest first: state changes, dropped and rejected packets, retransmissions with
-    /// their reasons. The log keeps the newest [`LOG_LENGTH`](roxie_nic::nic::LOG_LENGTH); repetitions count as one.
+    /// Returns the log of exceptional events, oldest first: state changes, dropped and rejected packets,
+    /// retransmissions with their reasons. The log keeps the newest [`LOG_LENGTH`](roxie_nic::nic::LOG_LENGTH);
+    /// repetitions count as one.
     ///
     /// # Errors
     /// If the device has failed.
@@ -291,7 +293,8 @@ impl QueuePair {
     /// Posts a send work request with a scatter/gather list.
     ///
     /// # Errors
-    /// If the queue is full or its state allows no sends, the list is too long, or the QP type does not support the operation.
+    /// If the queue is full or its state allows no sends, the list is too long, or the QP type does not support the
+    /// operation.
     pub fn post_send(&self, wr: &SendWr, sges: &[Sge]) -> Result<(), PostError> {
         self.post(wr, Payload::Sges(sges))
     }
@@ -316,7 +319,8 @@ impl QueuePair {
     }
 
     /// Writes a send work request behind `staged` unpublished ones. The NIC sees none of them before
-    /// [`publish`](QueuePair::publish); those never published are discarded. Meanwhile no other thread may post to the QP.
+    /// [`publish`](QueuePair::publish); those never published are discarded. Meanwhile no other thread may post to the
+    /// QP.
     ///
     /// # Errors
     /// The errors of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].

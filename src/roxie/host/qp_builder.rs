@@ -10,8 +10,9 @@ use super::srq::SharedReceiveQueue;
 use roxie_nic::nic::{Answer, ControlError, MemoryCommand, ReceiveSource};
 use roxie_nic::verbs::{QpCaps, QpInit, QpType};
 
-/// Attributes of a new queue pair. By default it is an RC QP with the sizes of [`QpCaps::default`], whose sends and receives
-/// complete in one queue, and whose sends complete visibly only if they are [signaled](roxie_nic::verbs::SendWr::signaled).
+/// Attributes of a new queue pair. By default it is an RC QP with the sizes of [`QpCaps::default`], whose sends and
+/// receives complete in one queue, and whose sends complete visibly only if they are
+/// [signaled](roxie_nic::verbs::SendWr::signaled).
 ///
 /// ```
 /// use roxie::host::{Device, DeviceConfig};
@@ -75,7 +76,8 @@ impl<'a> QpBuilder<'a> {
         QpBuilder { srq: Some(srq), ..self }
     }
 
-    /// Keeps a value until the queue pair is destroyed: memory that its work requests name, if others use the memory next.
+    /// Keeps a value until the queue pair is destroyed: memory that its work requests name, if others use the memory
+    /// next.
     pub fn keeps(mut self, value: Arc<impl std::fmt::Debug + Send + Sync + 'static>) -> Self {
         self.keeps_alive.push(value);
         self
@@ -83,12 +85,12 @@ impl<'a> QpBuilder<'a> {
 
     /// Makes the queue pair, in RESET. The first one claims the interface.
     ///
-    /// An XRC initiator ([`QpType::XrcSend`]) has no receives. Each of its work requests names a shared receive queue of the peer
-    /// ([`SendWr::remote_srqn`](roxie_nic::verbs::SendWr::remote_srqn)).
+    /// An XRC initiator ([`QpType::XrcSend`]) has no receives. Each of its work requests names a shared receive queue
+    /// of the peer ([`SendWr::remote_srqn`](roxie_nic::verbs::SendWr::remote_srqn)).
     ///
     /// # Errors
-    /// If a size is beyond the limits of the device, the shared receive queue is an XRC queue, there is no room or memory for
-    /// another QP, or the interface cannot be claimed.
+    /// If a size is beyond the limits of the device, the shared receive queue is an XRC queue, there is no room or
+    /// memory for another QP, or the interface cannot be claimed.
     pub fn create(self) -> Result<QueuePair, DeviceError> {
         let (device, init) = (self.pd.device(), &self.init);
         let caps = &init.caps;

@@ -24,8 +24,8 @@ impl Device {
         region.and_then(|region| RecvRing::on(&region, max_wr, max_sge)).map_err(no_memory)
     }
 
-    /// Allocates zeroed memory to be registered with this device. A NIC in another process maps it, where the system has the means, and reaches it
-    /// without a system call.
+    /// Allocates zeroed memory to be registered with this device. A NIC in another process maps it, where the system
+    /// has the means, and reaches it without a system call.
     ///
     /// # Errors
     /// If the system has no `length` bytes.

@@ -13,8 +13,8 @@ pub trait Resolve: Send + Sync {
     /// If there is no route, or the neighbour does not answer.
     fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError>;
 
-    /// Like [`resolve`](Self::resolve) without blocking, for destinations that strangers may name: failed resolutions are
-    /// forgotten soon. `None`: the address is being resolved. `asks`: the packet is a local request, not a reply.
+    /// Like [`resolve`](Self::resolve) without blocking, for destinations that strangers may name: failed resolutions
+    /// are forgotten soon. `None`: the address is being resolved. `asks`: the packet is a local request, not a reply.
     ///
     /// # Errors
     /// The errors of [`Resolve::resolve`], as far as they are known without blocking.

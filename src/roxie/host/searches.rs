@@ -1,8 +1,9 @@
 //! Path resolution for many hosts at a time, each bounded in time.
 //!
-//! The sender of a request chooses its source address, and an address without a host is silent. No search therefore delays
-//! another. Each host is asked for immediately and polled after 1 ms, 2 ms, 4 ms and so on. A search ends after 3 s, or as the oldest
-//! when there are too many. An existing host answers in less than 1 ms, long before a flood of forged addresses evicts its search.
+//! The sender of a request chooses its source address, and an address without a host is silent. No search therefore
+//! delays another. Each host is asked for immediately and polled after 1 ms, 2 ms, 4 ms and so on. A search ends after
+//! 3 s, or as the oldest when there are too many. An existing host answers in less than 1 ms, long before a flood of
+//! forged addresses evicts its search.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;

@@ -3,16 +3,18 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// When RC QPs of a device send lost packets alone again (selective repeat), instead of everything from the lost one on (go-back-N).
-/// Both ends of a connection must do so.
+/// When RC QPs of a device send lost packets alone again (selective repeat), instead of everything from the lost one on
+/// (go-back-N). Both ends of a connection must do so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SelectiveRepeat {
     /// Never, unless asked for on a QP ([`ConnectOptions`](super::ConnectOptions)).
     #[default]
     Off,
-    /// On connections made with a connection manager whose peer offers it as well: the two tell each other in private data.
+    /// On connections made with a connection manager whose peer offers it as well: the two tell each other in private
+    /// data.
     Agree,
-    /// As [`Agree`](SelectiveRepeat::Agree), and on all other RC connections without asking: the peer is known to do so too.
+    /// As [`Agree`](SelectiveRepeat::Agree), and on all other RC connections without asking: the peer is known to do so
+    /// too.
     Assume,
 }
 

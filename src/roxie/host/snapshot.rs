@@ -10,8 +10,9 @@ use roxie_base::text::Foreign;
 use roxie_nic::nic::{QpStatus, RegionStatus};
 use roxie_nic::verbs::{QpState, QpType};
 
-/// Format in which a device sends a [`Snapshot`] to readers in other processes, as JSON. Fields may be added to a version; readers take the default
-/// for a field that is missing, and ignore one that they do not know. Version 0: processes that name none.
+/// Format in which a device sends a [`Snapshot`] to readers in other processes, as JSON. Fields may be added to a
+/// version; readers take the default for a field that is missing, and ignore one that they do not know. Version 0:
+/// processes that name none.
 pub(crate) const SNAPSHOT_PROTOCOL: Protocol = Protocol { name: "snapshot format", oldest: 0, version: 1 };
 
 /// A device's state at one moment. The fields have the names of the JSON.
@@ -106,14 +107,16 @@ impl Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PassDurations {
-    /// Entry `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive; the last entry counts all longer ones too.
+    /// Entry `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive; the last entry counts all longer
+    /// ones too.
     pub buckets: Vec<u64>,
     /// Sum of all durations, in ns.
     pub total_ns: u64,
 }
 
 impl PassDurations {
-    /// Returns the duration in ns at quantile `share` (0 to 1), to within the width of a bucket. `None`: there was no pass.
+    /// Returns the duration in ns at quantile `share` (0 to 1), to within the width of a bucket. `None`: there was no
+    /// pass.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         // Another process's numbers may have any size.
         let buckets = || self.buckets.iter().take(u64::BITS as usize).enumerate();

@@ -64,7 +64,8 @@ impl SharedReceiveQueue {
         lock(&self.inner.ring).post(wr_id, sges).map(drop)
     }
 
-    /// Requests one event when fewer than `limit` receives are left; immediately if there are already fewer. A limit of 0 disarms.
+    /// Requests one event when fewer than `limit` receives are left; immediately if there are already fewer. A limit of
+    /// 0 disarms.
     ///
     /// # Errors
     /// If `limit` exceeds the size of the queue.
@@ -119,8 +120,8 @@ impl ProtectionDomain {
         self.make_srq(max_wr, max_sge, SrqKind::Basic, KeptObjects::new())
     }
 
-    /// Makes a shared receive queue for XRC: completions of its receives go to `cq`, and requests access memory of this protection
-    /// domain.
+    /// Makes a shared receive queue for XRC: completions of its receives go to `cq`, and requests access memory of this
+    /// protection domain.
     ///
     /// # Errors
     /// The errors of [`create_srq`](Self::create_srq).
@@ -204,7 +205,8 @@ impl Device {
         self.xrcd(OpenXrcd::default(), None)
     }
 
-    /// Opens the XRC domain of a file (`ibv_open_xrcd`). `create`: makes the domain if needed; `exclusive`: fails if it exists.
+    /// Opens the XRC domain of a file (`ibv_open_xrcd`). `create`: makes the domain if needed; `exclusive`: fails if it
+    /// exists.
     ///
     /// # Errors
     /// If the domain does not exist without `create`, exists with `exclusive`, or the device has no room for another.

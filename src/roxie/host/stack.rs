@@ -25,8 +25,8 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Returns the port with its layers: fault injection next to the link, loopback of frames to own addresses above it, and the
-    /// capture on top, so that it shows what the NIC sees.
+    /// Returns the port with its layers: fault injection next to the link, loopback of frames to own addresses above
+    /// it, and the capture on top, so that it shows what the NIC sees.
     ///
     /// # Errors
     /// If the capture cannot be written, or a rule names another end than `self` and `peer`.

@@ -19,8 +19,8 @@ use super::selective_repeat::SelectiveRepeat;
 use super::snapshot::{Clients, CmIds};
 use super::watched_interface::InterfaceWatcher;
 
-/// A device's handles. The following thread shares the state, but not the handle that ends the thread. Dropping the last handle
-/// therefore waits for the thread, and then closes the port.
+/// A device's handles. The following thread shares the state, but not the handle that ends the thread. Dropping the
+/// last handle therefore waits for the thread, and then closes the port.
 #[derive(Debug)]
 pub(super) struct Handle {
     /// Follows the interface, if there is one. Dropped first.

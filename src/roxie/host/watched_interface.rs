@@ -39,7 +39,8 @@ impl Drop for InterfaceWatcher {
         self.stopping.store(true, Relaxed);
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take()
-            // The thread itself may drop the last handle, since a callback that it calls may hold one. A thread cannot join itself.
+            // The thread itself may drop the last handle, since a callback that it calls may hold one. A thread cannot
+            // join itself.
             && thread.thread().id() != thread::current().id()
         {
             let _ = thread.join();

@@ -1,8 +1,8 @@
 //! Memory for queues that a process shares with its NIC.
 //!
-//! Queues lie side by side in arenas: with a descriptor and a mapping for each queue, thousands of QPs would exhaust the process's
-//! limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has been told that the queue
-//! is gone.
+//! Queues lie side by side in arenas: with a descriptor and a mapping for each queue, thousands of QPs would exhaust
+//! the process's limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has
+//! been told that the queue is gone.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,8 @@ use roxie_nic::shared::region::LINE;
 
 /// Words of the first arena, unless a larger one is needed: 64 KiB. Its pages are allocated immediately, used or not.
 const FIRST: usize = 1 << 13;
-/// Maximum words of an arena, unless a larger one is needed: 4 MiB. Up to there, each arena is as large as all before it together.
+/// Maximum words of an arena, unless a larger one is needed: 4 MiB. Up to there, each arena is as large as all before
+/// it together.
 const ARENA: usize = 1 << 19;
 
 #[derive(Debug)]

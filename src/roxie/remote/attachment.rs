@@ -41,13 +41,14 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// Maximum number of events that wait for the application if there is no sink.
 const EVENTS: usize = 4096;
 
-/// Returns the abstract name of the socket of an interface's NIC. Such names belong to the network namespace, as the interface
-/// does.
+/// Returns the abstract name of the socket of an interface's NIC. Such names belong to the network namespace, as the
+/// interface does.
 pub fn name_of(interface: &str) -> String {
     format!("roxie/nic/{interface}")
 }
 
-/// Returns the process that is the NIC of an interface in the calling thread's network namespace. `None` if there is none.
+/// Returns the process that is the NIC of an interface in the calling thread's network namespace. `None` if there is
+/// none.
 ///
 /// # Errors
 /// If the process with the NIC's name accepts no connection, or is one that this process may not trust with its memory.
@@ -55,8 +56,8 @@ pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
     Ok(connected(interface)?.map(|(_, pid)| pid))
 }
 
-/// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs started here. `None` if the interface has no NIC that this
-/// process trusts.
+/// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs started here. `None` if the interface has no
+/// NIC that this process trusts.
 pub fn trusted_nic(interface: &str) -> Option<String> {
     nic_of(interface).ok().flatten().and_then(name_of_process)
 }
@@ -134,7 +135,8 @@ impl State {
 }
 
 impl Attachment {
-    /// Asks the NIC of an interface in the calling thread's network namespace to serve this process. `None` if there is none.
+    /// Asks the NIC of an interface in the calling thread's network namespace to serve this process. `None` if there is
+    /// none.
     ///
     /// # Errors
     /// If there is a NIC that does not serve this process.
@@ -370,8 +372,8 @@ impl Attachment {
     /// Directs requests for these services to this process: (service ID, the only address or all).
     ///
     /// # Errors
-    /// If this process may not have some of them ([`Roster::set_services`](roxie_base::roster::Roster::set_services)), or the NIC has
-    /// ended.
+    /// If this process may not have some of them ([`Roster::set_services`](roxie_base::roster::Roster::set_services)),
+    /// or the NIC has ended.
     pub fn set_services(
         &self,
         services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
@@ -416,7 +418,8 @@ impl Drop for Attachment {
     }
 }
 
-/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other memory by its address.
+/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other memory by its
+/// address.
 struct ToClientForm<'a> {
     arenas: &'a Arenas,
     /// A counter with a descriptor that goes with the message. No command has both a counter and registered memory.

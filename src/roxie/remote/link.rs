@@ -152,7 +152,8 @@ impl Pieces {
         Pieces { bytes: Vec::new(), longest }
     }
 
-    /// Reads the available bytes, but none beyond the message. Returns the whole message. `None` if the other end has closed.
+    /// Reads the available bytes, but none beyond the message. Returns the whole message. `None` if the other end has
+    /// closed.
     ///
     /// # Errors
     /// `WouldBlock` if more is due; any other if the message is too long, or the socket fails.

@@ -1,8 +1,8 @@
 //! Messages between a process and its NIC in another process.
 //!
-//! A process sends requests, and the NIC answers each in turn. Events arrive unsolicited, on a socket of their own. Commands that
-//! carry memory name its place: queues lie in arenas, which both processes map; registered memory is named by its address in the
-//! process.
+//! A process sends requests, and the NIC answers each in turn. Events arrive unsolicited, on a socket of their own.
+//! Commands that carry memory name its place: queues lie in arenas, which both processes map; registered memory is
+//! named by its address in the process.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,14 +17,16 @@ use roxie_nic::nic::{Answer, Command, Form, MemoryCommand};
 use roxie_nic::verbs::Mtu;
 use roxie_port::PortInfo;
 
-/// Protocol of a process and its NIC: the messages of this module, and the layout of queues, doorbells and orphan tables in
-/// shared memory. The NIC compares versions, and serves libraries from `oldest` on: those are older in a node that was updated.
+/// Protocol of a process and its NIC: the messages of this module, and the layout of queues, doorbells and orphan
+/// tables in shared memory. The NIC compares versions, and serves libraries from `oldest` on: those are older in a node
+/// that was updated.
 pub const CLIENT_PROTOCOL: Protocol = Protocol { name: "client protocol", oldest: 7, version: 8 };
 
 /// Maximum number of services that a process may listen for, far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
 
-/// A list that is read element by element: memory is allocated for received elements only, whatever length the sender announces.
+/// A list that is read element by element: memory is allocated for received elements only, whatever length the sender
+/// announces.
 fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -53,7 +55,8 @@ fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
 }
 
-/// A process's first message, which begins with the version in all versions. The answer is a `Result<(), String>` in all versions. The NIC accepts descriptors only after its answer `Ok(())`. The process then sends those of its memory
+/// A process's first message, which begins with the version in all versions. The answer is a `Result<(), String>` in
+/// all versions. The NIC accepts descriptors only after its answer `Ok(())`. The process then sends those of its memory
 /// ([`RemoteMemory::descriptors`](roxie_nic::shared::remote_memory::RemoteMemory::descriptors)), with one byte of data.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
@@ -78,7 +81,8 @@ impl Hello {
     }
 }
 
-/// The NIC serves the process. The message carries the page of its doorbells, the descriptor that they ring, and the socket of events.
+/// The NIC serves the process. The message carries the page of its doorbells, the descriptor that they ring, and the
+/// socket of events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {
     /// The slot of the process, with which its communication IDs begin.
@@ -103,10 +107,11 @@ pub struct ArenaPlace {
 pub enum Memory {
     /// Without backing: writes are discarded, reads return zeros.
     Null,
-    /// At this address of the process, of this length. If `on_demand`, its pages may be mapped and unmapped at any time.
+    /// At this address of the process, of this length. If `on_demand`, its pages may be mapped and unmapped at any
+    /// time.
     At { address: u64, length: u64, on_demand: bool },
-    /// As [`Memory::At`], and in a file, from byte `offset` on. The descriptor comes with the message: the NIC may map the file.
-    /// `is_lent`: the NIC may also seal it.
+    /// As [`Memory::At`], and in a file, from byte `offset` on. The descriptor comes with the message: the NIC may map
+    /// the file. `is_lent`: the NIC may also seal it.
     InFile { address: u64, length: u64, offset: u64, is_lent: bool },
 }
 

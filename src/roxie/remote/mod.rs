@@ -1,5 +1,5 @@
-//! A NIC in another process (`roxie nic`), as an adapter is to the programs of its host: commands are messages, queues lie in
-//! memory that both processes map, and the NIC accesses registered memory by itself.
+//! A NIC in another process (`roxie nic`), as an adapter is to the programs of its host: commands are messages, queues
+//! lie in memory that both processes map, and the NIC accesses registered memory by itself.
 
 mod arenas;
 mod attachment;

@@ -1,8 +1,8 @@
 //! The NICs that a process trusts with its memory.
 //!
-//! A process trusts a NIC of root's or of its own user. In a user namespace of its own (`roxie run` without root makes one, for its
-//! view of sysfs), a process cannot tell root from other users ([`Peer`]). The launcher checks before it enters the namespace, and names
-//! the process that it found trusted.
+//! A process trusts a NIC of root's or of its own user. In a user namespace of its own (`roxie run` without root makes
+//! one, for its view of sysfs), a process cannot tell root from other users ([`Peer`]). The launcher checks before it
+//! enters the namespace, and names the process that it found trusted.
 
 use std::fs;
 

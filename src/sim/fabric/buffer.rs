@@ -4,9 +4,9 @@
 //! |<- reserved, each port and priority ->|<- shared ->|<- headroom, each port and lossless priority ->|
 //! ```
 //!
-//! A frame is charged to its ingress port and priority. A lossy frame is admitted if its egress queue is below the queue's threshold. A
-//! lossless frame is admitted up to the threshold of its ingress, then into its headroom, and the peer is told to pause. Beyond the
-//! headroom the frame is dropped.
+//! A frame is charged to its ingress port and priority. A lossy frame is admitted if its egress queue is below the
+//! queue's threshold. A lossless frame is admitted up to the threshold of its ingress, then into its headroom, and the
+//! peer is told to pause. Beyond the headroom the frame is dropped.
 
 use super::config::{SwitchConfig, Threshold};
 use super::error::PRIORITIES;

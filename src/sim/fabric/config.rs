@@ -4,8 +4,8 @@ use super::error::{ConfigError, PRIORITIES, check_priority};
 use super::link::LinkConfig;
 use super::pfc::PfcConfig;
 
-/// ECN marking of a queue (DCQCN, section 3.1). No frame is marked below `kmin`, every frame above `kmax`. In between, the probability
-/// grows linearly to `pmax`.
+/// ECN marking of a queue (DCQCN, section 3.1). No frame is marked below `kmin`, every frame above `kmax`. In between,
+/// the probability grows linearly to `pmax`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EcnConfig {
     /// Queue depth in bytes up to which no frame is marked.
@@ -150,8 +150,8 @@ pub struct SwitchConfig {
     pub pfc: Option<PfcConfig>,
     /// Length of the longest frame in bytes, without FCS.
     pub longest_frame: u32,
-    /// Cut-through: a frame starts to leave once its header has arrived, if the egress line is free and not faster than the ingress. Other
-    /// frames are stored first.
+    /// Cut-through: a frame starts to leave once its header has arrived, if the egress line is free and not faster than
+    /// the ingress. Other frames are stored first.
     pub cut_through: bool,
     /// Source address of the MAC control frames.
     pub mac: [u8; 6],

@@ -1,7 +1,8 @@
 //! Deadlocks: cycles of paused queues.
 //!
-//! A queue is paused because its peer's buffer is full of the queue's frames. The buffer drains when the peer's egress queues that hold
-//! these frames send, but those may be paused as well. If this chain leads back to the first queue, none of them ever sends again.
+//! A queue is paused because its peer's buffer is full of the queue's frames. The buffer drains when the peer's egress
+//! queues that hold these frames send, but those may be paused as well. If this chain leads back to the first queue,
+//! none of them ever sends again.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -23,7 +24,8 @@ pub struct Deadlock {
 }
 
 impl Fabric {
-    /// Returns a cycle of paused queues, if there is one now. A cycle may still dissolve, so only one that persists is a deadlock.
+    /// Returns a cycle of paused queues, if there is one now. A cycle may still dissolve, so only one that persists is
+    /// a deadlock.
     pub fn deadlock(&self) -> Option<Deadlock> {
         (0..PRIORITIES).find_map(|priority| {
             let cycle = find_cycle(&self.waits(priority))?;

@@ -39,7 +39,8 @@ impl Depth {
         self.peak
     }
 
-    /// Returns the depth that was not exceeded for `share` (0 to 1) of the time up to the last change. Relative error: 1 in 64.
+    /// Returns the depth that was not exceeded for `share` (0 to 1) of the time up to the last change. Relative error:
+    /// 1 in 64.
     pub fn quantile(&self, share: f64) -> u64 {
         self.statistics.as_ref().map_or(0, |kept| kept.quantile(share))
     }

@@ -39,7 +39,7 @@ impl Arrival {
 
 /// Decides the faults of frames on links.
 pub trait FrameFaults: fmt::Debug + Send {
-    /// Decides about one frame put on the link that ends at `to`. `arrivals` is empty on entry. Each entry added is one arrival: none means
-    /// a loss, two a duplicate.
+    /// Decides about one frame put on the link that ends at `to`. `arrivals` is empty on entry. Each entry added is one
+    /// arrival: none means a loss, two a duplicate.
     fn judge(&mut self, now: Nanos, to: End, frame: &[u8], arrivals: &mut Vec<Arrival>);
 }

@@ -40,8 +40,8 @@ impl LinkRate {
         self.nanos_for(quanta_bytes(quanta) as u64)
     }
 
-    /// Returns the maximum time from the end of a PFC frame to the last bit that a conforming peer starts to send afterwards (802.3
-    /// 31B.3.7, in quanta by rate).
+    /// Returns the maximum time from the end of a PFC frame to the last bit that a conforming peer starts to send
+    /// afterwards (802.3 31B.3.7, in quanta by rate).
     pub const fn pause_response(self) -> Nanos {
         self.pause(response_quanta(self.0))
     }
@@ -88,8 +88,9 @@ impl LinkConfig {
     }
 }
 
-/// Transmits frames on a link, one after the other. The gap between two frames is counted to the later one, so a frame has left entirely
-/// when its time is over. Fractions of a nanosecond are carried over to the next frame: a line that is never idle keeps its rate exactly.
+/// Transmits frames on a link, one after the other. The gap between two frames is counted to the later one, so a frame
+/// has left entirely when its time is over. Fractions of a nanosecond are carried over to the next frame: a line that
+/// is never idle keeps its rate exactly.
 #[derive(Debug)]
 pub struct Line {
     link: LinkConfig,

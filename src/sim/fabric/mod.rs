@@ -1,8 +1,9 @@
 //! A network of hosts, links with rates, and switches with queues, to study congestion.
 //!
-//! [`Switch`] is a switch without I/O or a clock: ECN marking, priorities, a shared buffer, priority flow control. Read it first, then
-//! `egress` and `buffer`. [`Fabric`] joins switches and stations by links, and runs all of them from one event queue. Hosts are those of
-//! [`crate`]. A station without a host is an external port, for a test or for a forwarder of real frames.
+//! [`Switch`] is a switch without I/O or a clock: ECN marking, priorities, a shared buffer, priority flow control. Read
+//! it first, then `egress` and `buffer`. [`Fabric`] joins switches and stations by links, and runs all of them from one
+//! event queue. Hosts are those of [`crate`]. A station without a host is an external port, for a test or for a
+//! forwarder of real frames.
 
 mod buffer;
 mod cable;

@@ -24,8 +24,8 @@ pub struct PfcConfig {
     pub quanta: u16,
     /// Headroom in bytes of each lossless priority of a port. `None`: [`worst_case`] for the port's link.
     pub headroom: Option<u64>,
-    /// Time from the end of a PFC frame until it takes effect, at this switch and, for the headroom, at its peers. `None`: the limit of
-    /// 802.3 for the link's rate.
+    /// Time from the end of a PFC frame until it takes effect, at this switch and, for the headroom, at its peers.
+    /// `None`: the limit of 802.3 for the link's rate.
     pub response: Option<Nanos>,
     /// `None`: no watchdog; a peer may pause a queue without limit.
     pub watchdog: Option<WatchdogConfig>,
@@ -68,12 +68,13 @@ impl PfcConfig {
     }
 }
 
-/// Returns the maximum number of bytes that arrive after the peer must pause, starting with the frame that crosses the threshold.
+/// Returns the maximum number of bytes that arrive after the peer must pause, starting with the frame that crosses the
+/// threshold.
 ///
-/// The frame that crosses the threshold has maximum length. The reverse line has just started another such frame, so the PFC frame waits
-/// for it, then takes its own time and the cable's delay. The peer stops after `response`, and has just started another frame of maximum
-/// length. Bytes sent before fill the cable. The peer therefore starts frames for `wait + PFC + response + 2 delays`, and the last of them
-/// arrives complete.
+/// The frame that crosses the threshold has maximum length. The reverse line has just started another such frame, so
+/// the PFC frame waits for it, then takes its own time and the cable's delay. The peer stops after `response`, and has
+/// just started another frame of maximum length. Bytes sent before fill the cable. The peer therefore starts frames for
+/// `wait + PFC + response + 2 delays`, and the last of them arrives complete.
 pub fn worst_case(link: &LinkConfig, response: Nanos, longest_frame: u32) -> u64 {
     let longest = u64::from(longest_frame);
     let full = link.wire_bytes(longest_frame as usize);
@@ -84,16 +85,16 @@ pub fn worst_case(link: &LinkConfig, response: Nanos, longest_frame: u32) -> u64
     // Bytes on the wire before the last frame starts, at most.
     let before_last = link.rate.bytes_in(Nanos(silence)).saturating_sub(1);
     let (whole, rest) = (before_last / full, before_last % full);
-    // A remainder too short for a whole frame holds a shorter frame. If it is too short for any frame, a whole frame is shortened to make
-    // room.
+    // A remainder too short for a whole frame holds a shorter frame. If it is too short for any frame, a whole frame is
+    // shortened to make room.
     let shortest = link.wire_bytes(SHORTEST_FRAME);
     let overhead = u64::from(link.overhead);
     let shorter = if rest >= shortest || whole > 0 { rest.saturating_sub(overhead) } else { 0 };
     longest + whole * longest + shorter + longest
 }
 
-/// Returns the bytes that frames of `bytes` in total occupy in a buffer of `cell`s. Worst case: frames of one cell and one byte, or of
-/// minimum length.
+/// Returns the bytes that frames of `bytes` in total occupy in a buffer of `cell`s. Worst case: frames of one cell and
+/// one byte, or of minimum length.
 fn occupied(bytes: u64, cell: u32) -> u64 {
     let cell = u64::from(cell);
     let worst_frame = (SHORTEST_FRAME as u64).max(cell + 1);
@@ -103,8 +104,9 @@ fn occupied(bytes: u64, cell: u32) -> u64 {
     }
 }
 
-/// Headroom per port and priority (XOFF) as SONiC's buffer manager computes it. Unlike [`worst_case`], it omits the frame that crosses the
-/// threshold. Added are a cell's worst-case occupancy, and the delays of the MAC and of gearboxes.
+/// Headroom per port and priority (XOFF) as SONiC's buffer manager computes it. Unlike [`worst_case`], it omits the
+/// frame that crosses the threshold. Added are a cell's worst-case occupancy, and the delays of the MAC and of
+/// gearboxes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SonicHeadroom {
     /// Maximum frame length of the lossless priority, in bytes.
@@ -166,7 +168,8 @@ mod tests {
     fn worst_case_is_the_bytes_before_the_pause() {
         // 8 Gb/s: one byte per nanosecond. No overhead, so that whole frames fill the time.
         let link = LinkConfig { overhead: 0, ..LinkConfig::new(LinkRate::from_gbps(8), Nanos(100)) };
-        // 1000 (frame in progress) + 60 (PFC) + 540 (response) + 200 (cable) = 1800: 1799 bytes before the last frame starts.
+        // 1000 (frame in progress) + 60 (PFC) + 540 (response) + 200 (cable) = 1800: 1799 bytes before the last frame
+        // starts.
         assert_eq!(worst_case(&link, Nanos(540), 1000), 1000 + 1799 + 1000);
         let link = LinkConfig::new(LinkRate::from_gbps(8), Nanos(100));
         // 1024 + 84 + 540 + 200 = 1848: a whole frame of 1024 bytes on the wire, and one of 823 that carries 799.

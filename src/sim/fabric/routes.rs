@@ -13,7 +13,8 @@ pub(super) struct Routes {
     /// Distinct port lists. There are few.
     lists: Vec<Vec<u16>>,
     known: HashMap<Vec<u16>, u32>,
-    /// List index by host number, for addresses of simulated hosts. A hash look-up would double the cost of switching a frame.
+    /// List index by host number, for addresses of simulated hosts. A hash look-up would double the cost of switching a
+    /// frame.
     numbered: Vec<u32>,
     others: HashMap<[u8; 6], u32>,
 }

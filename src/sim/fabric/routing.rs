@@ -15,8 +15,9 @@ pub struct Hop {
 }
 
 impl FabricConfig {
-    /// Returns a cycle of links in which frames that arrive by each link may leave by the next. If all links of the cycle are paused at
-    /// once, they deadlock. `None`: the routes contain no cycle, so lossless priorities cannot deadlock.
+    /// Returns a cycle of links in which frames that arrive by each link may leave by the next. If all links of the
+    /// cycle are paused at once, they deadlock. `None`: the routes contain no cycle, so lossless priorities cannot
+    /// deadlock.
     ///
     /// # Errors
     /// If the configuration is invalid.

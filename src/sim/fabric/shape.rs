@@ -45,7 +45,8 @@ impl Shape {
         shape
     }
 
-    /// Builds a dumbbell: `pairs` of hosts on two linked switches, the first host of each pair on one, the second on the other.
+    /// Builds a dumbbell: `pairs` of hosts on two linked switches, the first host of each pair on one, the second on
+    /// the other.
     pub fn dumbbell(pairs: usize, edge: LinkConfig, trunk: LinkConfig) -> Shape {
         let mut shape = Shape::default();
         let [left, right] = ["left", "right"].map(|name| shape.switch(name));
@@ -178,8 +179,8 @@ impl Shape {
         })
     }
 
-    /// Returns a fabric configuration of this shape. `station` creates each station from its number and link. Ports are copies of `port`
-    /// except for the link; switches are copies of `switch` except for ports, MAC address and seed.
+    /// Returns a fabric configuration of this shape. `station` creates each station from its number and link. Ports are
+    /// copies of `port` except for the link; switches are copies of `switch` except for ports, MAC address and seed.
     pub fn fabric(
         &self,
         routing: Routing,

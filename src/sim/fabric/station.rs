@@ -127,7 +127,8 @@ impl Station {
         self.pause_state.until(classify::classify(frame).priority(&heeds.priorities))
     }
 
-    /// Returns when [`Station::begin`] may return a frame, or the host's awaited slots become free; `Nanos::MAX`: not before a push.
+    /// Returns when [`Station::begin`] may return a frame, or the host's awaited slots become free; `Nanos::MAX`: not
+    /// before a push.
     pub(super) fn wakes(&self) -> Nanos {
         if self.ring.is_empty() {
             return if self.starved { self.line.free_at() } else { Nanos::MAX };
@@ -139,7 +140,8 @@ impl Station {
         paused_until.min(self.pause_state.changes()).max(self.line.free_at())
     }
 
-    /// Returns when half of the slots will be free; `Nanos::MAX` if the station is paused, because the end of the pause may change.
+    /// Returns when half of the slots will be free; `Nanos::MAX` if the station is paused, because the end of the pause
+    /// may change.
     fn room_at(&self) -> Nanos {
         if !self.line.is_busy(self.now)
             && !self.ring.is_empty()

@@ -1,8 +1,8 @@
 //! A store-and-forward switch without I/O or a clock.
 //!
-//! The driver, an event queue or a thread with real frames, reports each complete frame ([`Switch::arrive`]), serves the ports that have
-//! become ready ([`Switch::take_ready`], [`Switch::serve`]), and serves a port again when it wakes ([`Switch::wakes`]). Time must not go
-//! back.
+//! The driver, an event queue or a thread with real frames, reports each complete frame ([`Switch::arrive`]), serves
+//! the ports that have become ready ([`Switch::take_ready`], [`Switch::serve`]), and serves a port again when it wakes
+//! ([`Switch::wakes`]). Time must not go back.
 
 use std::collections::VecDeque;
 
@@ -167,8 +167,8 @@ impl Switch {
         self.ingress
     }
 
-    /// Returns true if a frame received at `port` may leave before it has arrived entirely: the switch cuts through, and the egress link is
-    /// not faster than the ingress link.
+    /// Returns true if a frame received at `port` may leave before it has arrived entirely: the switch cuts through,
+    /// and the egress link is not faster than the ingress link.
     pub fn cuts_through(&self, port: usize, frame: &[u8]) -> bool {
         if !self.config.cut_through || MacControl::parse(&Frame::whole(frame)).is_some() {
             return false;
@@ -310,7 +310,8 @@ impl Switch {
         Some(port)
     }
 
-    /// Returns the frame that starts to leave a port now, if the line is free. Check [`Switch::wakes`] and the ready ports afterwards.
+    /// Returns the frame that starts to leave a port now, if the line is free. Check [`Switch::wakes`] and the ready
+    /// ports afterwards.
     pub fn serve(&mut self, now: Nanos, port: usize) -> Option<Departure> {
         self.refresh(now, port);
         self.watch(now, port);

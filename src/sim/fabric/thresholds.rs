@@ -1,7 +1,7 @@
 //! Buffer thresholds of the DCQCN paper (Zhu et al., SIGCOMM 2015, section 4).
 //!
-//! PFC must act before the buffer overflows, and ECN before PFC. With `n` ports and eight lossless priorities, each priority of each port
-//! reserves `t_flight` of headroom. Queues share the rest, and each may grow up to `t_pfc`.
+//! PFC must act before the buffer overflows, and ECN before PFC. With `n` ports and eight lossless priorities, each
+//! priority of each port reserves `t_flight` of headroom. Queues share the rest, and each may grow up to `t_pfc`.
 
 /// Parameters of a switch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,13 +32,14 @@ impl SharedSwitch {
         self.shared() / (self.priorities * self.ports)
     }
 
-    /// Returns the dynamic PFC threshold of each priority while `used` bytes of the shared buffer are in use: `beta` times the rest.
+    /// Returns the dynamic PFC threshold of each priority while `used` bytes of the shared buffer are in use: `beta`
+    /// times the rest.
     pub fn t_pfc_dynamic(&self, beta: f64, used: f64) -> f64 {
         beta * (self.shared() - used) / self.priorities
     }
 
-    /// Returns the queue depth in bytes below which marking must start, so that ECN reaches every sender before PFC pauses any. Worst case
-    /// with the dynamic threshold: all used bytes came in by one port and wait at one.
+    /// Returns the queue depth in bytes below which marking must start, so that ECN reaches every sender before PFC
+    /// pauses any. Worst case with the dynamic threshold: all used bytes came in by one port and wait at one.
     pub fn t_ecn(&self, beta: f64) -> f64 {
         beta * self.shared() / (self.priorities * self.ports * (beta + 1.0))
     }

@@ -58,9 +58,9 @@ pub enum Routing {
     /// All shortest paths.
     #[default]
     ShortestPath,
-    /// The shortest paths that first go up, then down, and never up again (up*/down*, Autonet 1991). Such paths allow no cycle of buffers
-    /// that wait for one another. Up is away from the stations; among switches equally far from them, up is towards the first of the
-    /// farthest switches.
+    /// The shortest paths that first go up, then down, and never up again (up*/down*, Autonet 1991). Such paths allow
+    /// no cycle of buffers that wait for one another. Up is away from the stations; among switches equally far from
+    /// them, up is towards the first of the farthest switches.
     UpDown,
 }
 

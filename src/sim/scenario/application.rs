@@ -50,8 +50,8 @@ struct Conn {
     latest: Option<(u32, FlowStats)>,
 }
 
-/// Key of an idle end: host, peer, priority, and whether it READs. An end that carried READs never carries WRITEs, so that all frames
-/// towards its QPN belong to the same flow.
+/// Key of an idle end: host, peer, priority, and whether it READs. An end that carried READs never carries WRITEs, so
+/// that all frames towards its QPN belong to the same flow.
 type Use = (u32, u32, u8, bool);
 
 /// Outcome of a flow.
@@ -61,8 +61,8 @@ pub(super) enum FlowOutcome {
     Failed(WcStatus),
 }
 
-/// Applications of all hosts. Connections are made on demand, in no virtual time, and kept. A flow takes an idle connection or makes one,
-/// so flows never wait for one another.
+/// Applications of all hosts. Connections are made on demand, in no virtual time, and kept. A flow takes an idle
+/// connection or makes one, so flows never wait for one another.
 #[derive(Debug)]
 pub(super) struct Applications {
     terms: ConnectionParameters,

@@ -205,7 +205,7 @@ pub enum Service {
 pub struct PfcTable {
     /// Lossless priorities: 3.
     pub lossless: Vec<u8>,
-    /// Static limit in bytes of one port and priority, above which the peer has to pause. Without it, the dynamic limit of `alpha`.
+    /// Static limit in bytes of a port and priority, above which the peer has to pause. Without it: that of `alpha`.
     pub xoff: Option<Bytes>,
     /// Dynamic limit as a multiple of the free bytes: 1, which is the DCQCN paper's beta of 8 with eight priorities.
     pub alpha: f64,
@@ -314,7 +314,8 @@ pub enum Pattern {
     TreeAllReduce,
     /// From each of `from`: reads from and writes to targets among `to`, `depth` requests at a time.
     Storage,
-    /// Flows that start at random, to random hosts. Each host sends `load` of its link's rate, in flows with the distribution `sizes`.
+    /// Flows that start at random, to random hosts. Each host sends `load` of its link's rate, in flows with the
+    /// distribution `sizes`.
     Poisson,
 }
 

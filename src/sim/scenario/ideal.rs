@@ -61,8 +61,9 @@ impl ShortestPaths {
         links
     }
 
-    /// Returns the time from posting the flow's first request until its completion. All packets take the slowest link, the last packet also
-    /// the others, and then the response its way back. Switches store and forward, and no other flow sends.
+    /// Returns the time from posting the flow's first request until its completion. All packets take the slowest link,
+    /// the last packet also the others, and then the response its way back. Switches store and forward, and no other
+    /// flow sends.
     pub(super) fn time(&mut self, flow: &Flow) -> Nanos {
         let (first, last) = (self.adjacent[flow.from][0], self.adjacent[flow.to][0]);
         if !self.cache.contains_key(&(first.0, last.0)) {

@@ -1,6 +1,7 @@
 //! Scenarios: a network, its traffic and its results, described by one TOML file.
 //!
-//! [`Scenario`] is the file, [`Simulation`] runs it, [`Results`] has tables of the outcome. `docs/simulator.md` explains the file.
+//! [`Scenario`] is the file, [`Simulation`] runs it, [`Results`] has tables of the outcome. `docs/simulator.md`
+//! explains the file.
 //!
 //! ```
 //! use roxie_sim::scenario::{Scenario, Simulation};

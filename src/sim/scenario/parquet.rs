@@ -12,7 +12,8 @@ use parquet::schema::parser::parse_message_type;
 use super::table::{Column, Table};
 
 impl Table {
-    /// Writes a Parquet file of one row group. Counts are unsigned 64-bit integers; columns with missing values are optional.
+    /// Writes a Parquet file of one row group. Counts are unsigned 64-bit integers; columns with missing values are
+    /// optional.
     ///
     /// # Errors
     /// I/O errors of `out`.

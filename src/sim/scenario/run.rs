@@ -117,8 +117,8 @@ impl Simulation {
         self.record.rates()
     }
 
-    /// Captures a link, named by its ends: `leaf0-spine1`. Each end is an interface of the capture; comments describe the outcome in the
-    /// switches.
+    /// Captures a link, named by its ends: `leaf0-spine1`. Each end is an interface of the capture; comments describe
+    /// the outcome in the switches.
     ///
     /// # Errors
     /// If the link does not exist, or `out` fails.
@@ -129,8 +129,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Returns the congestion control state of a flow, as of its last packet. `None`: the flow has not started, has ended, or has no
-    /// congestion control.
+    /// Returns the congestion control state of a flow, as of its last packet. `None`: the flow has not started, has
+    /// ended, or has no congestion control.
     ///
     /// # Panics
     /// If the flow does not exist.
@@ -230,7 +230,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Returns the first deadlock that lasted for an output interval, and its queues as `SWITCH:PORT`. Each queue waits for the next.
+    /// Returns the first deadlock that lasted for an output interval, and its queues as `SWITCH:PORT`. Each queue waits
+    /// for the next.
     pub fn deadlock(&self) -> Option<(&Deadlock, &str)> {
         self.record.deadlock()
     }

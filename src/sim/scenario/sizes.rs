@@ -10,8 +10,8 @@ use roxie_base::random::splitmix;
 pub enum Sizes {
     /// Query and background flows of a web search cluster (DCTCP, SIGCOMM 2010, figure 4), as used by later simulators.
     WebSearch,
-    /// A data mining cluster (VL2, SIGCOMM 2009, figure 2), as used by pFabric: half of the flows are one packet, most bytes are in flows
-    /// of over 100 MB.
+    /// A data mining cluster (VL2, SIGCOMM 2009, figure 2), as used by pFabric: half of the flows are one packet, most
+    /// bytes are in flows of over 100 MB.
     DataMining,
     /// A Hadoop cluster of Facebook (Roy et al., SIGCOMM 2015, figure 6), as used by HPCC's simulator.
     Hadoop,

@@ -218,8 +218,8 @@ impl FlowMaker<'_> {
         Ok(())
     }
 
-    /// Ring all-reduce: each host sends 1/n of the bytes to the next host, 2 (n - 1) times. Each step starts after the host has received
-    /// and sent the previous step.
+    /// Ring all-reduce: each host sends 1/n of the bytes to the next host, 2 (n - 1) times. Each step starts after the
+    /// host has received and sent the previous step.
     fn ring(&mut self, hosts: &[usize]) -> Result<(), ScenarioError> {
         let count = hosts.len();
         if count < 2 {
@@ -240,7 +240,8 @@ impl FlowMaker<'_> {
         Ok(())
     }
 
-    /// Tree all-reduce: a host sends up once its children have sent; from the root, the result is sent down the same tree.
+    /// Tree all-reduce: a host sends up once its children have sent; from the root, the result is sent down the same
+    /// tree.
     fn tree(&mut self, hosts: &[usize]) -> Result<(), ScenarioError> {
         let bytes = self.bytes()?;
         let count = hosts.len();

@@ -61,7 +61,8 @@ fn subsystem() -> Arc<Subsystem> {
     Arc::new(Subsystem::new(DISK, vec![namespace], vec![], Limits::default()).expect("a name"))
 }
 
-/// Runs a capsule as a transport would, with data of the length that the task asks for. The result of the command, if any.
+/// Runs a capsule as a transport would, with data of the length that the task asks for. The result of the command, if
+/// any.
 fn run(queue: &mut Queue, capsule: &[u8]) -> Option<Response> {
     let limit = u64::from(Limits::default().longest_transfer);
     let task = queue.take(Duration::ZERO, capsule).ok()?;

@@ -45,8 +45,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace of blocks of `block_size` bytes: 512 or 4096. `guid` identifies the content: it must be the same when the
-    /// storage is served again, and another for other content.
+    /// Makes a namespace of blocks of `block_size` bytes: 512 or 4096. `guid` identifies the content: it must be the
+    /// same when the storage is served again, and another for other content.
     ///
     /// # Errors
     /// If the length of the storage is 0 or no multiple of the block, with the numbers; or the system's.
@@ -106,7 +106,8 @@ impl Namespace {
     }
 }
 
-/// Returns a GUID that depends on all parts, in order: the same for the same parts, in every run. Not for secrets: FNV-1a, twice.
+/// Returns a GUID that depends on all parts, in order: the same for the same parts, in every run. Not for secrets:
+/// FNV-1a, twice.
 pub fn guid_of(parts: &[&[u8]]) -> [u8; 16] {
     let half = |seed: u64| {
         let all = parts.iter().flat_map(|part| part.iter().chain(&[0xff]));
@@ -152,7 +153,8 @@ impl Controllers {
 }
 
 impl Subsystem {
-    /// Makes a subsystem. Its namespaces have the identifiers 1, 2 and so on. `hosts`: the names of hosts that may connect; empty: all.
+    /// Makes a subsystem. Its namespaces have the identifiers 1, 2 and so on. `hosts`: the names of hosts that may
+    /// connect; empty: all.
     ///
     /// # Errors
     /// If a name is no NQN, with the reason.

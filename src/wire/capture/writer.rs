@@ -75,7 +75,8 @@ impl<W: Write> PcapngWriter<W> {
         Ok(w)
     }
 
-    /// Returns a writer for more packets of this writer's interfaces, by way of `out`: its packets follow this writer's section.
+    /// Returns a writer for more packets of this writer's interfaces, by way of `out`: its packets follow this writer's
+    /// section.
     pub fn continued_on<O: Write>(&self, out: O) -> PcapngWriter<O> {
         let PcapngWriter { interfaces, snap_length, .. } = *self;
         PcapngWriter { out, interfaces, snap_length, blocks: Vec::with_capacity(2048) }
@@ -193,8 +194,8 @@ impl<W: Write> PcapngWriter<W> {
     }
 }
 
-/// Returns an interface statistics block: of the frames that interface `interface` has seen by `timestamp_ns` since the Unix epoch,
-/// `dropped` are not in the capture.
+/// Returns an interface statistics block: of the frames that interface `interface` has seen by `timestamp_ns` since the
+/// Unix epoch, `dropped` are not in the capture.
 pub fn statistics_block(interface: u32, timestamp_ns: u64, received: u64, dropped: u64) -> Vec<u8> {
     let mut w =
         PcapngWriter { out: io::sink(), interfaces: 1, snap_length: 0, blocks: Vec::with_capacity(64) };
@@ -209,7 +210,8 @@ pub fn statistics_block(interface: u32, timestamp_ns: u64, received: u64, droppe
     w.blocks
 }
 
-/// Returns the numbers of frames received and dropped from a little-endian block of interface statistics. `None`: the block lacks it.
+/// Returns the numbers of frames received and dropped from a little-endian block of interface statistics. `None`: the
+/// block lacks it.
 pub fn read_statistics(block: &[u8]) -> (Option<u64>, Option<u64>) {
     // Type, length, interface, and two halves of a time stamp.
     const OPTIONS: usize = 20;

@@ -60,8 +60,8 @@ impl PrivateData {
         data
     }
 
-    /// Last bytes of the private data of a REQ or REP: the sender has selective repeat. Consumers do not see them: the manager of
-    /// the other end takes them out. To others they are part of the padding.
+    /// Last bytes of the private data of a REQ or REP: the sender has selective repeat. Consumers do not see them: the
+    /// manager of the other end takes them out. To others they are part of the padding.
     const SELECTIVE_REPEAT: [u8; 4] = *b"RxSR";
 
     /// Returns the data with the offer of selective repeat at the end of the field. `None`: the data needs the room.

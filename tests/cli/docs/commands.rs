@@ -1,5 +1,5 @@
-//! Which commands are understood, without running them: the program is asked for help behind all its options, the Makefile for its targets,
-//! cargo's folders for their tests.
+//! Which commands are understood, without running them: the program is asked for help behind all its options, the
+//! Makefile for its targets, cargo's folders for their tests.
 
 use std::fs;
 use std::io;
@@ -111,8 +111,8 @@ fn is_variable(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_')
 }
 
-/// Options are read in order, and `--help` behind them ends that well: what it prints does not matter. `run` would take an option that it does
-/// not know for the program; `env` has the same options and starts nothing.
+/// Options are read in order, and `--help` behind them ends that well: what it prints does not matter. `run` would take
+/// an option that it does not know for the program; `env` has the same options and starts nothing.
 fn roxie(words: &[&str]) -> Result<(), String> {
     if words.first() == Some(&"run") && !words.contains(&"--") {
         return Err("write `--` between roxie's options and the program".to_owned());

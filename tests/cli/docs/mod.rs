@@ -1,7 +1,7 @@
 //! The pages for people: links lead somewhere, commands work, messages are those of the sources.
 //!
-//! [`page`] reads a page, [`links`] follows its links, [`commands`] knows which command lines are understood, and [`shell`] runs those
-//! that can be run here: in a folder of its own, without a network, for a bounded time.
+//! [`page`] reads a page, [`links`] follows its links, [`commands`] knows which command lines are understood, and
+//! [`shell`] runs those that can be run here: in a folder of its own, without a network, for a bounded time.
 
 #![allow(unreachable_pub)]
 

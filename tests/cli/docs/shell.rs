@@ -1,4 +1,5 @@
-//! Runs the commands of a page that need neither a network nor root, in a folder of their own from which the repository can be seen.
+//! Runs the commands of a page that need neither a network nor root, in a folder of their own from which the repository
+//! can be seen.
 
 use std::fs::File;
 use std::os::unix::fs::symlink;
@@ -125,7 +126,8 @@ fn output(text: &str, folder: &Path) -> Result<String, String> {
     Err(format!("{status}: {}", read(&complained).trim()))
 }
 
-/// Returns the lines of the page that the command did not print. A line of `...` stands for any number of lines, `...` at a line's end for its rest.
+/// Returns the lines of the page that the command did not print. A line of `...` stands for any number of lines, `...`
+/// at a line's end for its rest.
 fn differs(shown: &[String], stdout: &str) -> Option<String> {
     let stdout: Vec<&str> = stdout.lines().map(str::trim_end).collect();
     let mut at = 0;

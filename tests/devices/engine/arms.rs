@@ -97,7 +97,8 @@ fn bell_during_arming_prevents_sleep_or_wakes() {
     assert!(!sleeps || is_woken(&bells), "it sleeps without a wake-up");
 }
 
-/// A doorbell wakes a worker that sleeps. A worker that is awake is not woken: that would be a system call for each post.
+/// A doorbell wakes a worker that sleeps. A worker that is awake is not woken: that would be a system call for each
+/// post.
 #[test]
 fn bell_wakes_only_a_sleeping_worker() {
     let (mut sleeper, bells) = worker(false);

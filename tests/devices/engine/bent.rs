@@ -46,8 +46,8 @@ pub(super) struct Bent {
     info: PortInfo,
     /// If set, the next burst panics.
     fuse: Arc<AtomicBool>,
-    /// A descriptor that never becomes readable, in place of the port's: as if another reader were always faster, which happens
-    /// with sockets.
+    /// A descriptor that never becomes readable, in place of the port's: as if another reader were always faster, which
+    /// happens with sockets.
     never: Option<EventFd>,
     /// If set, the port carries small frames only, and the NIC does not know yet.
     shrunk: Arc<AtomicBool>,

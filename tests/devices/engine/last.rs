@@ -20,8 +20,8 @@ use roxie_sim::{Connected, Host};
 use crate::engine::bent::{self, Bent};
 use crate::engine::{End, bent_pair, end, joined, patient, until, with_mtu};
 
-/// A thread that posts while another one holds the worker relies on that one, which checks the doorbells again before it
-/// leaves. No other thread runs the device here.
+/// A thread that posts while another one holds the worker relies on that one, which checks the doorbells again before
+/// it leaves. No other thread runs the device here.
 #[test]
 fn holder_of_the_worker_sends_new_posts() {
     let mut link = None;
@@ -153,8 +153,8 @@ impl Bare {
     }
 }
 
-/// An engine that ends has acknowledged what it received, even if its QPs were never destroyed: they may belong to another
-/// process.
+/// An engine that ends has acknowledged what it received, even if its QPs were never destroyed: they may belong to
+/// another process.
 #[test]
 fn engine_end_sends_owed_acknowledgements() {
     let (a, b) = memory::pair(end(1), end(2));

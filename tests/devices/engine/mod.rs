@@ -158,7 +158,8 @@ fn request_is_sent_when_posted() {
     until("the request", || b.cq.poll_one());
 }
 
-/// A received acknowledgement does not count as received data: the next request's acknowledgement still waits for the reply.
+/// A received acknowledgement does not count as received data: the next request's acknowledgement still waits for the
+/// reply.
 #[test]
 fn received_ack_does_not_hurry_the_next() {
     let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
@@ -178,8 +179,8 @@ fn received_ack_does_not_hurry_the_next() {
     assert_eq!(completed, [WcOpcode::Recv, WcOpcode::Send], "the answer goes first");
 }
 
-/// Acknowledgements wait for the application's reply. A READ that waited for a response to another, and a READ response, do
-/// not: the pass that unblocks them sends them.
+/// Acknowledgements wait for the application's reply. A READ that waited for a response to another, and a READ
+/// response, do not: the pass that unblocks them sends them.
 #[test]
 fn unblocked_read_is_sent_in_same_pass() {
     let (local, remote) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
@@ -230,8 +231,8 @@ fn destroying_a_qp_sends_posted_requests() {
     until("the last request", || b.cq.poll_one());
 }
 
-/// A device with delay-based control asks its port once for receive timestamps, and tells it how many frames to expect; both also of
-/// a port that replaces it.
+/// A device with delay-based control asks its port once for receive timestamps, and tells it how many frames to expect;
+/// both also of a port that replaces it.
 #[test]
 fn replacement_port_learns_what_is_wanted() {
     let (first, second) = (memory::pair(end(1), end(2)), memory::pair(end(1), end(2)));

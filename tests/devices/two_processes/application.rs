@@ -52,8 +52,8 @@ pub(crate) struct Application {
     bells: Vec<Rc<Bell>>,
 }
 
-/// The doorbells of one NIC. The application rings a descriptor of its own, so that wake-ups can be counted before they are
-/// passed on.
+/// The doorbells of one NIC. The application rings a descriptor of its own, so that wake-ups can be counted before they
+/// are passed on.
 pub(crate) struct Bell {
     doorbells: Doorbells,
     /// Word 0: number of engine threads that sleep until the bell rings.

@@ -71,7 +71,8 @@ impl Link {
         let mut fds = Vec::new();
         for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
-                // SAFETY: the kernel created these descriptors for this process with this message; no other owner exists.
+                // SAFETY: the kernel created these descriptors for this process with this message; no other owner
+                // exists.
                 fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }

@@ -1,8 +1,8 @@
-//! Application and engine in two processes, which share the memory of queues and buffers, the doorbell page, event descriptors,
-//! and a socket for commands.
+//! Application and engine in two processes, which share the memory of queues and buffers, the doorbell page, event
+//! descriptors, and a socket for commands.
 //!
-//! The test program starts itself as the second process, with [`ENGINE`] in its environment and the socket as its standard
-//! input. The second process runs the single test in which an engine ends.
+//! The test program starts itself as the second process, with [`ENGINE`] in its environment and the socket as its
+//! standard input. The second process runs the single test in which an engine ends.
 
 mod application;
 mod engine;

@@ -6,7 +6,8 @@ use roxie::port::xdp::Mode;
 use super::*;
 use crate::wire::{Wire, skip};
 
-/// A worker on each receive queue of the interface. With crossed QPs every frame arrives at the other worker, which has the other queue.
+/// A worker on each receive queue of the interface. With crossed QPs every frame arrives at the other worker, which has
+/// the other queue.
 #[test]
 fn receive_queues_of_xdp_have_workers() {
     if skip("receive_queues_of_xdp_have_workers") {

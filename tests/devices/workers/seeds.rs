@@ -1,5 +1,6 @@
-//! Devices with several workers in virtual time. A seed determines the number of workers, the faults of the links, the requests, and the order
-//! of the workers' passes. QPs are connected across workers, so that most frames are redirected.
+//! Devices with several workers in virtual time. A seed determines the number of workers, the faults of the links, the
+//! requests, and the order of the workers' passes. QPs are connected across workers, so that most frames are
+//! redirected.
 //!
 //! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed.
 

@@ -11,7 +11,8 @@ use roxie::netdev::Links;
 
 use super::*;
 
-/// Offsets in a frame over IPv4: of the datagram, the destination QPN, the attribute of a management datagram, and its message.
+/// Offsets in a frame over IPv4: of the datagram, the destination QPN, the attribute of a management datagram, and its
+/// message.
 const DATAGRAM: usize = 42;
 const QPN: usize = DATAGRAM + 5;
 const ATTRIBUTE: usize = DATAGRAM + 36;

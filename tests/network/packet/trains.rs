@@ -36,8 +36,8 @@ fn packet(v6: bool, len: usize, seed: u64) -> Vec<u8> {
     f
 }
 
-/// Returns a frame without its UDP checksum, which the kernel fills in, and without what a train hides: the IPv4 identification
-/// and checksum.
+/// Returns a frame without its UDP checksum, which the kernel fills in, and without what a train hides: the IPv4
+/// identification and checksum.
 fn bare(mut frame: Vec<u8>, hidden: bool) -> Vec<u8> {
     let udp = if frame[12..14] == [8, 0] { 34 } else { 54 };
     frame[udp + 6..udp + 8].fill(0);

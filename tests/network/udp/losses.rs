@@ -13,8 +13,8 @@ use crate::udp::{
     run, send,
 };
 
-/// While a port listens for ICMP errors, the kernel also reports them to the sending socket, in place of sending the next
-/// datagram.
+/// While a port listens for ICMP errors, the kernel also reports them to the sending socket, in place of sending the
+/// next datagram.
 #[test]
 fn undelivered_datagrams_are_reported_and_block_nothing() {
     in_namespace("undelivered_datagrams_are_reported_and_block_nothing", || {
@@ -97,7 +97,8 @@ fn unreachable_peer_does_not_block_others() {
     });
 }
 
-/// A peer chooses the address of the answer. The kernel keeps datagrams for an unresolved neighbour in the sender's buffer.
+/// A peer chooses the address of the answer. The kernel keeps datagrams for an unresolved neighbour in the sender's
+/// buffer.
 #[test]
 fn silent_neighbours_do_not_block_sending() {
     in_namespace("silent_neighbours_do_not_block_sending", || {

@@ -1,7 +1,7 @@
 //! The port over UDP sockets, in network namespaces of the tests' own.
 //!
-//! Each test runs in a thread that has unshared its network, with addresses on its own `lo`. Without the privilege for that,
-//! tests are skipped with a message, except for the one that needs only 127.0.0.0/8.
+//! Each test runs in a thread that has unshared its network, with addresses on its own `lo`. Without the privilege for
+//! that, tests are skipped with a message, except for the one that needs only 127.0.0.0/8.
 
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;

@@ -282,8 +282,8 @@ fn superframe_packets_arrive_or_are_counted() {
     }
 }
 
-/// Returns frames of other protocols, each different for steering: types, tags, addresses, ports, fragments, options, truncated
-/// frames.
+/// Returns frames of other protocols, each different for steering: types, tags, addresses, ports, fragments, options,
+/// truncated frames.
 fn others() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for (v6, vlan) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -1,8 +1,8 @@
-//! The rules of the specification: which there are, where the code keeps them, which tests hold them to it, and the page that says
-//! so.
+//! The rules of the specification: which there are, where the code keeps them, which tests hold them to it, and the
+//! page that says so.
 //!
-//! [`rules`] reads the registry, [`source`] the annotations, [`page`] makes `docs/conformance.md` and its table of both.
-//! `CONFORMANCE=write` writes them instead of comparing them.
+//! [`rules`] reads the registry, [`source`] the annotations, [`page`] makes `docs/conformance.md` and its table of
+//! both. `CONFORMANCE=write` writes them instead of comparing them.
 
 #![allow(unreachable_pub)]
 

@@ -32,7 +32,8 @@ pub fn by_chapter<'a>(
     chapters.iter().map(|chapter| (&*chapter.title, chapter.rules.iter().map(of).collect())).collect()
 }
 
-/// How many rules there are, have code, have code and a test, are kept otherwise than they stand, and lack code or a test.
+/// How many rules there are, have code, have code and a test, are kept otherwise than they stand, and lack code or a
+/// test.
 pub fn totals(chapters: &[(&str, Vec<Kept<'_>>)]) -> [(&'static str, usize); 6] {
     let count = |is_so: fn(&Kept<'_>) -> bool| {
         chapters.iter().flat_map(|(_, rules)| rules).filter(|kept| is_so(kept)).count()

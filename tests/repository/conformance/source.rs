@@ -1,5 +1,5 @@
-//! Annotations in the sources: `//= IBTA clause: rule` where a rule is kept, `//= test: IBTA clause: rule` above a test that holds it,
-//! or in it, at the case that does. Several rules of a clause stand behind one another, with commas.
+//! Annotations in the sources: `//= IBTA clause: rule` where a rule is kept, `//= test: IBTA clause: rule` above a test
+//! that holds it, or in it, at the case that does. Several rules of a clause stand behind one another, with commas.
 
 use std::fs;
 use std::path::Path;

@@ -9,13 +9,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A program that has printed nothing for this time hangs: it is ended, and counts as failed. `SILENCE` is another number of seconds.
+/// A program that has printed nothing for this time hangs: it is ended, and counts as failed. `SILENCE` is another
+/// number of seconds.
 const SILENCE: u64 = 900;
 /// Time for output after a program's end: a child that it has left may hold the pipe.
 const AFTER_END: Duration = Duration::from_secs(5);
 
-/// The program whose tests wait most of the time, for programs to start, for links, for timers: one test at a time used a fifth of two
-/// processors, four at a time two thirds.
+/// The program whose tests wait most of the time, for programs to start, for links, for timers: one test at a time used
+/// a fifth of two processors, four at a time two thirds.
 const WAITS: &str = "verbs";
 
 pub(crate) struct Job {
@@ -216,8 +217,8 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
     lines
 }
 
-/// Returns the seconds of each test. libtest starts tests in the order of its list, the next one when a thread is free, and prints a
-/// result at once.
+/// Returns the seconds of each test. libtest starts tests in the order of its list, the next one when a thread is free,
+/// and prints a result at once.
 fn times(order: &[(f64, String)], lines: &[(f64, String)], threads: usize) -> Vec<(String, f64)> {
     let places: HashMap<&str, usize> =
         order.iter().filter_map(|(_, line)| line.strip_suffix(": test")).zip(0..).collect();
@@ -235,8 +236,8 @@ fn times(order: &[(f64, String)], lines: &[(f64, String)], threads: usize) -> Ve
     tests
 }
 
-/// Returns the lines with results. A test may print such a line: a program's own is its last, and those of documentation tests do not stand
-/// between two headings of outputs.
+/// Returns the lines with results. A test may print such a line: a program's own is its last, and those of
+/// documentation tests do not stand between two headings of outputs.
 fn own_results(lines: &[(f64, String)], is_program: bool) -> Vec<&str> {
     let mut within = false;
     let mut results = Vec::new();

@@ -1,8 +1,9 @@
 //! Runs what `.ci/test` has built: test programs by path, two at a time, and failed tests again, alone.
 //!
-//! `runner FILE` reads cargo's messages (`--message-format json`) from the file: each program of tests is a job. A line `also`, `acts` or
-//! `computes`, name, command, separated by tabs, is a job too. What a job prints goes to `target/test/NAME.log`. The last two lines are
-//! `flaky: NAME, NAME` and the totals. `runner FILE PROGRAM ARGUMENT…` runs one program, with these arguments: parts of names, `--skip`.
+//! `runner FILE` reads cargo's messages (`--message-format json`) from the file: each program of tests is a job. A line
+//! `also`, `acts` or `computes`, name, command, separated by tabs, is a job too. What a job prints goes to
+//! `target/test/NAME.log`. The last two lines are `flaky: NAME, NAME` and the totals. `runner FILE PROGRAM ARGUMENT…`
+//! runs one program, with these arguments: parts of names, `--skip`.
 
 mod job;
 mod report;
@@ -22,7 +23,8 @@ use seconds::Seconds;
 /// Programs that begin first, because they take longest.
 const LONGEST: [&str; 5] = ["verbs", "cli", "labs", "guests", "interop"];
 
-/// Programs that run in virtual time or compute, so that no deadline of real time passes while another program has the processors.
+/// Programs that run in virtual time or compute, so that no deadline of real time passes while another program has the
+/// processors.
 const COMPUTE: [&str; 10] = [
     "simulated",
     "simulation",

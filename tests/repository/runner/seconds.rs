@@ -31,7 +31,8 @@ impl Seconds {
         }
     }
 
-    /// Keeps the seconds of this run beside those of programs that did not run. `whole`: the seconds of a run of all programs.
+    /// Keeps the seconds of this run beside those of programs that did not run. `whole`: the seconds of a run of all
+    /// programs.
     pub(crate) fn write(&self, outcomes: &[Outcome], whole: Option<f64>) {
         let mut all = self.last.clone();
         all.extend(whole.map(|seconds| (ALL.to_owned(), seconds)));

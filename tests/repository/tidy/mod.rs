@@ -64,7 +64,8 @@ const LONG: &[(&str, &str)] = &[
     ("src/wire/headers.rs", "one header after the other, each a few lines"),
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
 ];
-/// Types whose methods are in several files: the most files, and the most calls between these. Parts with fields of their own lower them.
+/// Types whose methods are in several files: the most files, and the most calls between these. Parts with fields of
+/// their own lower them.
 const CALLS: [(&str, usize, usize); 5] =
     [("Nic", 35, 60), ("Qp", 4, 30), ("Requester", 8, 54), ("Responder", 11, 39), ("Scoreboard", 3, 28)];
 /// Folders in which no file leads back to itself, and the type of the methods there.
@@ -219,7 +220,8 @@ fn unsafe_code_is_where_it_belongs() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// Where a program writes to its standard output or standard error. Text of others does not act on a terminal there: elsewhere it could.
+/// Where a program writes to its standard output or standard error. Text of others does not act on a terminal there:
+/// elsewhere it could.
 const WRITES: &[&str] = &[
     "src/report/output.rs",                  // all text of commands, made plain
     "src/cli/capture/",                      // bytes of a capture
@@ -252,7 +254,8 @@ fn text_is_printed_in_few_places() {
     assert!(wrong.is_empty(), "output::line and output::note make text plain:\n{}", wrong.join("\n"));
 }
 
-/// `.ci/test` counts lines that begin with `SKIP`, and names the tests. A test that announces a skip in other words counts as passed.
+/// `.ci/test` counts lines that begin with `SKIP`, and names the tests. A test that announces a skip in other words
+/// counts as passed.
 #[test]
 fn skipped_tests_say_so_in_one_way() {
     let mut wrong = Vec::new();

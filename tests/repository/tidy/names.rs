@@ -1,6 +1,7 @@
 //! The words of names: of functions, of fields, and of what a `let` binds, in the folders that are covered.
 //!
-//! `cargo test --test repository tidy:: -- --nocapture names` prints how many names of each folder have a word of the list.
+//! `cargo test --test repository tidy:: -- --nocapture names` prints how many names of each folder have a word of the
+//! list.
 
 /// Folders in which names are checked.
 pub(super) const COVERED: &[&str] = &[
@@ -68,7 +69,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
     ("whoever", "the role: caller, peer, client"),
 ];
 
-/// Words that are right in a file, or below a folder, and why. `left` needs none in a file that has a name with `right`: these are sides.
+/// Words that are right in a file, or below a folder, and why. `left` needs none in a file that has a name with
+/// `right`: these are sides.
 pub(super) const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "src/base/roster/mod.rs",
@@ -190,7 +192,8 @@ fn is_name(token: &str) -> bool {
         && !["_", "mut", "ref", "dyn", "impl", "for", "pub", "crate", "super", "self"].contains(&token)
 }
 
-/// Returns the names that a pattern binds: those that are neither a field before its colon, nor part of a path, nor called.
+/// Returns the names that a pattern binds: those that are neither a field before its colon, nor part of a path, nor
+/// called.
 fn bound(pattern: &[Token], into: &mut Vec<Name>) {
     for (at, (word, line)) in pattern.iter().enumerate() {
         let next = pattern.get(at + 1).map_or("", |(next, _)| next);

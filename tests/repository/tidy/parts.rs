@@ -29,8 +29,8 @@ pub(super) fn of_type<'a>(name: &str, files: impl Iterator<Item = (&'a str, &'a 
     Calls { files: paths.len(), methods: homes.len(), between }
 }
 
-/// Returns the files of one folder that lead back to themselves by what they use of each other: names, and methods of `of` on `self`. Each file:
-/// its path and its text.
+/// Returns the files of one folder that lead back to themselves by what they use of each other: names, and methods of
+/// `of` on `self`. Each file: its path and its text.
 pub(super) fn circle<'a>(of: &str, files: &[(&'a str, &'a str)]) -> Vec<&'a str> {
     let name = |path: &'a str| path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs");
     let defines = |text: &str, called: &str| methods(of, text).iter().any(|(method, _)| *method == called);

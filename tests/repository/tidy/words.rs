@@ -27,14 +27,16 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// True if more lines break a rule than may. One always may, so that a folder with few comments is not judged by one line.
+    /// True if more lines break a rule than may. One always may, so that a folder with few comments is not judged by
+    /// one line.
     pub(super) fn are_too_high(&self) -> bool {
         let most = |share: usize| (self.comment_lines * share / 1000).max(1);
         self.pronouns > most(MOST_PRONOUNS) || self.people > most(MOST_PEOPLE)
     }
 }
 
-/// Returns the text of a line that holds a comment alone. `None`: the line has none, or an annotation of a rule (`//= `).
+/// Returns the text of a line that holds a comment alone. `None`: the line has none, or an annotation of a rule (`//=
+/// `).
 fn comment(line: &str) -> Option<&str> {
     let text = line.trim().strip_prefix("//")?;
     if text.starts_with('=') {

@@ -229,7 +229,8 @@ fn honest_client_connects_beside_repeated_flood() {
     each_connects_during_flood(5_000);
 }
 
-/// 10,000 requests a second that name random addresses, `different` ones in turn: each of 50 connections is made within 2 s.
+/// 10,000 requests a second that name random addresses, `different` ones in turn: each of 50 connections is made within
+/// 2 s.
 fn each_connects_during_flood(different: u32) {
     const CLIENTS: u32 = 50;
     let mut pair = server(128);

@@ -254,7 +254,8 @@ fn honest_client_connects_during_a_flood() {
     pair.agrees();
 }
 
-/// A lingering connection is evicted only if the consumer has released it: its ID must not be reused while the consumer has it.
+/// A lingering connection is evicted only if the consumer has released it: its ID must not be reused while the consumer
+/// has it.
 #[test]
 fn released_lingering_connection_is_evicted() {
     let limits = CmLimits { connections: 2, ..CmLimits::default() };

@@ -121,7 +121,8 @@ fn examinations_of_two_addresses_share_the_places() {
     assert_eq!(ended, [MOST / 2; 2]);
 }
 
-/// Otherwise requests in the names of many addresses would end each other's examinations, and none would come to its end.
+/// Otherwise requests in the names of many addresses would end each other's examinations, and none would come to its
+/// end.
 #[test]
 fn examinations_of_many_addresses_come_to_their_end() {
     let mut pair = pair();

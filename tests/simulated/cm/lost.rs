@@ -14,7 +14,8 @@ fn lost_request_is_retransmitted() {
     let first = pair.outbox(A)[0].clone();
     pair.lose(A);
     pair.wait_for(A);
-    // Twice a lifetime of code 16 and a response timeout of code 20: 4.83 s. A kernel's retransmission came after 4.86 s.
+    // Twice a lifetime of code 16 and a response timeout of code 20: 4.83 s. A kernel's retransmission came after 4.86
+    // s.
     let waited = (pair.now - began).0;
     assert!((2 * (4096 << 16) + (4096 << 20)..4_860_000_000).contains(&waited), "{waited} ns");
     assert_eq!(pair.outbox(A)[0], first, "the same message, transaction included");

@@ -36,7 +36,8 @@ struct Outcome {
     sent: Vec<(usize, Kind)>,
 }
 
-/// Requests a connection at A, accepts it at B, and confirms it, until both ends are connected. Loses one message of all.
+/// Requests a connection at A, accepts it at B, and confirms it, until both ends are connected. Loses one message of
+/// all.
 fn connect(pair: &mut Pair, request: &ConnectRequest, lost: Option<usize>) -> Outcome {
     let begun = pair.now;
     let a = pair.ends[A].connect(pair.now, request).unwrap();

@@ -444,7 +444,8 @@ proptest! {
         prop_assert!(!line.contains('\n') && lines.starts_with(message.kind().name()), "{}", lines);
     }
 
-    /// Apart from reserved bits, every bit of a message belongs to a field: reading and writing any bytes twice gives the same.
+    /// Apart from reserved bits, every bit of a message belongs to a field: reading and writing any bytes twice gives
+    /// the same.
     #[test]
     fn any_bytes_are_message_or_error(mut mad in prop::collection::vec(any::<u8>(), 0..300), attribute in 0u16..0x20) {
         if mad.len() >= 24 {

@@ -96,8 +96,8 @@ fn decreases_are_limited_but_alpha_is_updated() {
     assert_eq!(gbps(&mut control, us(13)), after);
     assert!(control.notified(us(14)), "the period is over at its end");
     assert!(gbps(&mut control, us(14)) < after);
-    // Updates at 11, 13 and 14 us saw a notification, that at 12 us none: an update runs before a notification of the same
-    // instant.
+    // Updates at 11, 13 and 14 us saw a notification, that at 12 us none: an update runs before a notification of the
+    // same instant.
     let g = 1019.0 / 1024.0;
     let up = |alpha: f64| alpha * g + (1.0 - g);
     let wanted = up(up(up(1023.0 / 1024.0) * g));
@@ -330,8 +330,8 @@ enum Event {
     Look,
 }
 
-/// Runs both programs through one random schedule. Half of the schedules read the rate at each timer event; the others skip
-/// ahead in one step.
+/// Runs both programs through one random schedule. Half of the schedules read the rate at each timer event; the others
+/// skip ahead in one step.
 fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) {
     let mut random = Random(seed);
     let each_timer = random.below(2) == 0;

@@ -50,8 +50,8 @@ fn delay_based_rate_does_not_rise_alone() {
     assert_eq!(Fixed::new(Rate(1e6), Rate(LINE)).rises_at(), Nanos::MAX);
 }
 
-/// By hand, with a target of 50 us and no flow scaling: an excess of 50 us in 100 us cuts the window by 0.8 / 2. Within a round
-/// trip there is no second cut. An excess of 950 us in 1000 us cuts half, the maximum.
+/// By hand, with a target of 50 us and no flow scaling: an excess of 50 us in 100 us cuts the window by 0.8 / 2. Within
+/// a round trip there is no second cut. An excess of 950 us in 1000 us cuts half, the maximum.
 #[test]
 fn decrease_is_proportional_bounded_once_per_rtt() {
     let mut control = swift(",fs_range=0");

@@ -77,8 +77,8 @@ fn changed_interval_counts_from_last_notification() {
     assert!(point.admit(us(5), &mut qp, &address(1)), "and of addresses nothing was kept");
 }
 
-/// With half as many addresses as the table holds, hardly any is evicted. With many more, none is suppressed, and the table
-/// does not grow.
+/// With half as many addresses as the table holds, hardly any is evicted. With many more, none is suppressed, and the
+/// table does not grow.
 #[test]
 fn many_destinations_suppress_no_notification() {
     let mut point = moderation("destination", 1_000);

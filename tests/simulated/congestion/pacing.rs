@@ -213,8 +213,8 @@ fn thousand_pacers_keep_their_rates() {
     assert!(runs.iter().all(|run| !run.frames.is_empty()));
 }
 
-/// The NIC's timer wheel has a tick longer than a frame takes at high rates. After a millisecond, each QP has sent what its
-/// rate allows, less a frame and what a tick may wait.
+/// The NIC's timer wheel has a tick longer than a frame takes at high rates. After a millisecond, each QP has sent what
+/// its rate allows, less a frame and what a tick may wait.
 #[test]
 fn timer_wheel_keeps_a_thousand_rates() {
     const TICK: f64 = 1_024.0;
@@ -253,8 +253,8 @@ fn timer_wheel_keeps_a_thousand_rates() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Woken in time or far too late, with changing rates: no span exceeds its highest rate by more than a burst and a frame.
-    /// Woken in time, it never runs more than a frame ahead.
+    /// Woken in time or far too late, with changing rates: no span exceeds its highest rate by more than a burst and a
+    /// frame. Woken in time, it never runs more than a frame ahead.
     #[test]
     fn bursts_are_bounded_and_frames_never_early(
         seed in any::<u64>(), burst in 1u32..200_000, late in 0u64..1_000_000, slowest in 10e6f64..400e9

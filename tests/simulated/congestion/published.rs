@@ -1,8 +1,8 @@
-//! A reference implementation of DCQCN, event by event, written from the paper's pseudo-code of the reaction point (SIGCOMM
-//! 2015) and from the description of the adapter's parameters.
+//! A reference implementation of DCQCN, event by event, written from the paper's pseudo-code of the reaction point
+//! (SIGCOMM 2015) and from the description of the adapter's parameters.
 //!
-//! Only the names of knobs are shared with the code under test. Timers are entries of a queue that expire one by one, each
-//! update and each increase is one step of plain arithmetic, and bytes are deducted one counter reset at a time.
+//! Only the names of knobs are shared with the code under test. Timers are entries of a queue that expire one by one,
+//! each update and each increase is one step of plain arithmetic, and bytes are deducted one counter reset at a time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -180,7 +180,8 @@ fn settings_convert_from_text() {
 }
 
 proptest! {
-    /// Every accepted setting survives formatting and parsing, and its control neither stalls nor exceeds the line rate.
+    /// Every accepted setting survives formatting and parsing, and its control neither stalls nor exceeds the line
+    /// rate.
     #[test]
     fn accepted_settings_give_working_controls(
         sets in prop::collection::vec((0usize..TABLE.len(), 0.0f64..1.0), 0..30),

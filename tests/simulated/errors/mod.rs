@@ -1,8 +1,8 @@
-//! The error table, row by row, over a link between two NICs: completions, QP states, packets on the wire, counters and events
-//! of both sides, and memory that must not change.
+//! The error table, row by row, over a link between two NICs: completions, QP states, packets on the wire, counters and
+//! events of both sides, and memory that must not change.
 //!
-//! Each row is played in both directions. The requester posts three requests: a valid one, the one that fails, and a valid one
-//! that must not be executed. [`rows`] has the table, [`link`] the two NICs.
+//! Each row is played in both directions. The requester posts three requests: a valid one, the one that fails, and a
+//! valid one that must not be executed. [`rows`] has the table, [`link`] the two NICs.
 
 mod link;
 mod rows;

@@ -374,8 +374,8 @@ fn local_errors() -> Vec<Row> {
     ]
 }
 
-/// Bytes 0 to 4 belong to the good request, 16 to 24 to the middle one, 8 to 12 to the last one, which arrives as well if only
-/// responses are lost.
+/// Bytes 0 to 4 belong to the good request, 16 to 24 to the middle one, 8 to 12 to the last one, which arrives as well
+/// if only responses are lost.
 fn exhaustion() -> Vec<Row> {
     let arrived = Expect { written: &[(0, 4), (8, 12), (16, 24)], ..SILENCE };
     vec![

@@ -50,7 +50,8 @@ impl Ended {
     }
 }
 
-/// Loses every 37th frame to station 1: a number that no retransmission has of frames, or the same one would be lost again.
+/// Loses every 37th frame to station 1: a number that no retransmission has of frames, or the same one would be lost
+/// again.
 #[derive(Debug, Default)]
 struct Lossy(u32);
 
@@ -63,7 +64,8 @@ impl FrameFaults for Lossy {
     }
 }
 
-/// Writes over a link with losses. Returns the time of the completion, packets sent and retransmitted, and the capture's length.
+/// Writes over a link with losses. Returns the time of the completion, packets sent and retransmitted, and the
+/// capture's length.
 fn cross() -> (Nanos, u64, u64, u64) {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let stack = Stack { capture: Some(file.path().into()), ..Stack::default() };

@@ -258,8 +258,8 @@ fn paused_host_with_full_ring_resumes() {
     incast.write(20, 16, Nanos::from_millis(50));
     assert_eq!(incast.sent_again(), 0);
     assert!(incast.counter(0, "tx_stalled") > 0 && incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
-    // 640 packets and their responses, each on two links, and the hosts' passes. A host that polled all the time would need
-    // many more.
+    // 640 packets and their responses, each on two links, and the hosts' passes. A host that polled all the time would
+    // need many more.
     let events = incast.fabric.events() - before;
     assert!(events < 10_000, "{events}");
 }

@@ -1,7 +1,8 @@
 //! Switches with queues, and hosts on links with rates, in virtual time.
 //!
-//! [`devices`] tests the API of applications in virtual time, [`links`] delays, [`marking`] the ECN curve, [`sharing`] schedulers and buffers, [`pauses`] priority flow control,
-//! [`hosts`] queue pairs through a bottleneck, [`trouble`] disturbances, [`config`] invalid configurations.
+//! [`devices`] tests the API of applications in virtual time, [`links`] delays, [`marking`] the ECN curve, [`sharing`]
+//! schedulers and buffers, [`pauses`] priority flow control, [`hosts`] queue pairs through a bottleneck, [`trouble`]
+//! disturbances, [`config`] invalid configurations.
 
 mod config;
 mod devices;

@@ -41,8 +41,9 @@ fn heeding(count: usize, config: SwitchConfig, response: u64) -> Fabric {
     Fabric::new(FabricConfig::star(stations, config)).expect("a fabric")
 }
 
-/// The worst case. Station 1 has paused priority 3. Station 0 sends until it is paused: when its frame crosses the threshold, a
-/// longest frame has just begun in the reverse direction, and its last frame begins one nanosecond before it must be silent.
+/// The worst case. Station 1 has paused priority 3. Station 0 sends until it is paused: when its frame crosses the
+/// threshold, a longest frame has just begun in the reverse direction, and its last frame begins one nanosecond before
+/// it must be silent.
 fn worst_moment(response: u64, headroom: Option<u64>) -> Fabric {
     let mut fabric = heeding(2, lossless(2, PfcConfig { headroom, ..pfc(response) }), response);
     let mut quanta = [0; 8];

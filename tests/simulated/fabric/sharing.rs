@@ -10,7 +10,8 @@ fn tos(priority: u8) -> u8 {
     priority << 5
 }
 
-/// Stations 0 to n-1 send to station n at line rate with these priorities. Returns the bytes delivered of each in `time`.
+/// Stations 0 to n-1 send to station n at line rate with these priorities. Returns the bytes delivered of each in
+/// `time`.
 fn shares(schedule: &[(u8, Schedule)], time: Nanos) -> Vec<u64> {
     let senders = schedule.len();
     let mut config = switch(senders + 1);

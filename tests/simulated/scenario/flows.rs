@@ -22,8 +22,8 @@ fn dropped_at_ports(results: &Results) -> u64 {
     columns.iter().map(|name| sum(results, "ports", name)).sum()
 }
 
-/// Four hosts send to a fifth, through a queue that marks and drops, over links that damage frames. Another host sends to a
-/// sixth over an empty path.
+/// Four hosts send to a fifth, through a queue that marks and drops, over links that damage frames. Another host sends
+/// to a sixth over an empty path.
 fn crowd(read: bool) -> Results {
     played(&format!(
         r#"

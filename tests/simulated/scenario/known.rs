@@ -58,10 +58,10 @@ fn two_dcqcn_flows_share_a_link() {
     assert_eq!(simulation.results().summary.dropped, 0);
 }
 
-/// An incast with rates, constants and thresholds of the DCQCN paper. Twenty senders on four leaves, a receiver on a fifth, and
-/// a bystander flow to another host of that leaf, which crosses the same spine. The spine carries as much as four of the
-/// paper's. With packets of 4 KiB, the windows of twenty queue pairs (128 packets each) exceed a switch's buffer; a hardware
-/// NIC has no such window.
+/// An incast with rates, constants and thresholds of the DCQCN paper. Twenty senders on four leaves, a receiver on a
+/// fifth, and a bystander flow to another host of that leaf, which crosses the same spine. The spine carries as much as
+/// four of the paper's. With packets of 4 KiB, the windows of twenty queue pairs (128 packets each) exceed a switch's
+/// buffer; a hardware NIC has no such window.
 fn incast(control: &str) -> (Simulation, [Summary; 2], [f64; 2]) {
     let mut scenario = scenario(&format!(
         r#"
@@ -95,8 +95,8 @@ fn incast(control: &str) -> (Simulation, [Summary; 2], [f64; 2]) {
         bytes = "1 GB"
         "#
     ));
-    // The shared buffer: what the paper's 12 MB leave beside the headroom of these ports. Only the threshold is free: beta is
-    // 8, for 8 priorities.
+    // The shared buffer: what the paper's 12 MB leave beside the headroom of these ports. Only the threshold is free:
+    // beta is 8, for 8 priorities.
     let config = scenario.fabric(&scenario.shape().expect("a shape")).expect("a network");
     let shared = SharedSwitch::paper().t_pfc_dynamic(8.0, 0.0) as u64;
     scenario.switch.buffer = Bytes(shared + config.switches[0].promised());
@@ -112,9 +112,9 @@ fn incast(control: &str) -> (Simulation, [Summary; 2], [f64; 2]) {
     (simulation, [before, after], rates)
 }
 
-/// The purpose of DCQCN (SIGCOMM 2015, sections 2 and 6). With PFC alone, a 20 to 1 incast pauses the spine, and a bystander
-/// that crosses it gets little. With DCQCN, once converged, nine tenths of the pauses are gone, and the bystander gets nine
-/// tenths of its link.
+/// The purpose of DCQCN (SIGCOMM 2015, sections 2 and 6). With PFC alone, a 20 to 1 incast pauses the spine, and a
+/// bystander that crosses it gets little. With DCQCN, once converged, nine tenths of the pauses are gone, and the
+/// bystander gets nine tenths of its link.
 #[test]
 fn dcqcn_frees_bystander_of_an_incast() {
     let (alone, [before, after], [target, bystander]) = incast("");
@@ -163,8 +163,8 @@ fn ring(routing: &str, watchdog: &str) -> Summary {
     .summary
 }
 
-/// A cyclic buffer dependency deadlocks (Hu et al., HotNets 2016). A watchdog breaks it at the cost of frames. Routes that go
-/// up and then down have no cycle (Stephens et al., INFOCOM 2014).
+/// A cyclic buffer dependency deadlocks (Hu et al., HotNets 2016). A watchdog breaks it at the cost of frames. Routes
+/// that go up and then down have no cycle (Stephens et al., INFOCOM 2014).
 #[test]
 fn ring_deadlocks_without_watchdog_or_updown_routes() {
     let stuck = ring("shortest", "");
@@ -185,8 +185,8 @@ fn ring_deadlocks_without_watchdog_or_updown_routes() {
     assert_eq!((up_down.deadlock, up_down.ended, up_down.dropped), (None, 10, 0));
 }
 
-/// Go-back-N: each loss costs everything sent until its NAK arrives, and a lost NAK costs the timeout. Frames in the host
-/// port's ring are sent in any case.
+/// Go-back-N: each loss costs everything sent until its NAK arrives, and a lost NAK costs the timeout. Frames in the
+/// host port's ring are sent in any case.
 #[test]
 fn go_back_n_goodput_follows_loss_rate() {
     const BYTES: f64 = 8e6;
@@ -263,8 +263,8 @@ fn ets_gives_each_priority_its_share() {
     }
 }
 
-/// DCQCN+ (Gao et al., ICNP 2018): DCQCN suits few flows, and at 10 Gb/s about 80 are too many: between two notifications,
-/// their increases exceed what marks take away, and the queue swings far beyond the thresholds.
+/// DCQCN+ (Gao et al., ICNP 2018): DCQCN suits few flows, and at 10 Gb/s about 80 are too many: between two
+/// notifications, their increases exceed what marks take away, and the queue swings far beyond the thresholds.
 #[test]
 fn dcqcn_keeps_queues_short_for_few_flows() {
     const KMAX: u64 = 50_000;

@@ -1,7 +1,7 @@
 //! Scenarios of whole networks, in virtual time.
 //!
-//! [`text`] tests the file format, [`patterns`] the flows of each pattern, [`runs`] output and reproducibility, [`flows`] the
-//! counts per flow, [`known`] published results, [`examples`] the scenarios of `docs/sim`.
+//! [`text`] tests the file format, [`patterns`] the flows of each pattern, [`runs`] output and reproducibility,
+//! [`flows`] the counts per flow, [`known`] published results, [`examples`] the scenarios of `docs/sim`.
 
 mod examples;
 mod flows;

@@ -1,5 +1,5 @@
-//! Reference counts. A wrong count shows late: an object cannot be destroyed, or is destroyed too early. `Stage` compares all counts
-//! when a test ends; the cases here occur in no other test.
+//! Reference counts. A wrong count shows late: an object cannot be destroyed, or is destroyed too early. `Stage`
+//! compares all counts when a test ends; the cases here occur in no other test.
 
 use roxie::nic::{Answer as Reply, Command, MemoryCommand, ReceiveSource};
 use roxie::shared::{CompletionRing, RecvRing, SendRing};

@@ -133,7 +133,8 @@ fn resumed_read_accepts_first_or_middle() {
     assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)]);
 }
 
-/// A response from another address, or with another P_Key, is dropped. The peer's own response still completes the READ.
+/// A response from another address, or with another P_Key, is dropped. The peer's own response still completes the
+/// READ.
 #[test]
 fn read_response_from_a_stranger_is_dropped() {
     let mut stage = requested(WrOpcode::Read, 8);

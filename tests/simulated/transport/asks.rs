@@ -155,7 +155,8 @@ fn rate_limit_asks_for_what_is_outstanding() {
     assert_eq!(ack_requests(&mut stage), [(NEXT + 1, true)]);
 }
 
-/// A probe must not have the PSN of a READ or an atomic, which have responses of their own: the first packet behind one asks.
+/// A probe must not have the PSN of a READ or an atomic, which have responses of their own: the first packet behind one
+/// asks.
 //= test: IBTA 9.7.3: ack-is-asked-for
 #[test]
 fn packet_behind_a_read_or_atomic_asks() {

@@ -1,5 +1,5 @@
-//! The responder's checks, by name. A capture names the failed check in the comment of the request and in that of the NAK. Services
-//! without acknowledgements name it in the comment of the dropped packet.
+//! The responder's checks, by name. A capture names the failed check in the comment of the request and in that of the
+//! NAK. Services without acknowledgements name it in the comment of the dropped packet.
 
 use roxie::nic::{Answer as Reply, Command, MemoryCommand};
 use roxie::transport::Check;

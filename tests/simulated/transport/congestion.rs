@@ -1,4 +1,5 @@
-//! The notification point: which marked packets are answered with a CNP, and how often. The reaction point: which CNPs count.
+//! The notification point: which marked packets are answered with a CNP, and how often. The reaction point: which CNPs
+//! count.
 
 use roxie::congestion::Settings;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};

@@ -1,5 +1,5 @@
-//! End-to-end credits (IBTA 9.7.7.2): the responder advertises its posted receives, and the requester holds SENDs back without a
-//! credit.
+//! End-to-end credits (IBTA 9.7.7.2): the responder advertises its posted receives, and the requester holds SENDs back
+//! without a credit.
 
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;

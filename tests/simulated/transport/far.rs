@@ -1,5 +1,5 @@
-//! Regions in the memory of another process, as `roxie nic` uses them. The payload of a burst is written together, and no completion or
-//! ACK is visible before. The tests reach their own process's memory as if it were another's.
+//! Regions in the memory of another process, as `roxie nic` uses them. The payload of a burst is written together, and
+//! no completion or ACK is visible before. The tests reach their own process's memory as if it were another's.
 
 use std::sync::Arc;
 

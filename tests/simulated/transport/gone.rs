@@ -1,4 +1,5 @@
-//! Registered memory that the application unmaps or protects. Requests that touch it fail, in either role; other requests succeed.
+//! Registered memory that the application unmaps or protects. Requests that touch it fail, in either role; other
+//! requests succeed.
 
 use std::ptr::NonNull;
 

@@ -33,8 +33,8 @@ impl Stage {
     }
 }
 
-/// A peer increments its identification, or numbers the segments of a train from 0. Any other value may be a coincidence: the packet is
-/// accepted and counted as `icrc_weak`.
+/// A peer increments its identification, or numbers the segments of a train from 0. Any other value may be a
+/// coincidence: the packet is accepted and counted as `icrc_weak`.
 #[test]
 fn implausible_identification_counts_as_weak_icrc() {
     let (local, remote) = joined_ports(1500, None);
@@ -77,8 +77,8 @@ fn read_response_updates_the_peers_identification() {
     assert_eq!(stage.counter("icrc_weak"), 1, "each is less than 128 after the one before");
 }
 
-/// A peer's counter starts anywhere: a rejected identification is remembered, and its successor is accepted. A damaged frame has no
-/// successor, and the peer's own sequence stays valid.
+/// A peer's counter starts anywhere: a rejected identification is remembered, and its successor is accepted. A damaged
+/// frame has no successor, and the peer's own sequence stays valid.
 //= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
 fn strict_icrc_learns_the_peers_identification() {

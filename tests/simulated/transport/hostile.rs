@@ -26,8 +26,8 @@ fn post_half_bad(stage: &Stage, wr_id: u64) {
     stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
 }
 
-/// Fills every slot of the send queue once, so that stale requests would show. Then posts one good request and one that aborts after
-/// its first packet.
+/// Fills every slot of the send queue once, so that stale requests would show. Then posts one good request and one that
+/// aborts after its first packet.
 fn with_a_request_that_breaks_off() -> (Stage, Psn) {
     let mut stage = Stage::new();
     for i in 0..150 {

@@ -1,4 +1,5 @@
-//! Copies from and to the memory of another process that are made late, in any order, or never. The test plays the copying threads.
+//! Copies from and to the memory of another process that are made late, in any order, or never. The test plays the
+//! copying threads.
 
 use std::sync::Arc;
 

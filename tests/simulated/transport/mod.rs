@@ -2,28 +2,35 @@
 //!
 //! Requester and responder:
 //!
-//! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that are invalid.
-//!   [`asks`]: which packets ask for an acknowledgement. [`examination`]: whether the peer has the connection.
-//! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and duplicates of them.
-//! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of a QP.
-//! * [`selective`]: selective repeat on either side; [`early`]: where early packets are placed, and what takes them back.
-//! * [`peers`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of faults found earlier.
+//! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that
+//!   are invalid. [`asks`]: which packets ask for an acknowledgement. [`examination`]: whether the peer has the
+//!   connection.
+//! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and
+//!   duplicates of them.
+//! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of
+//!   a QP.
+//! * [`selective`]: selective repeat on either side; [`early`]: where early packets are placed, and what takes them
+//!   back.
+//! * [`peers`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of faults found
+//!   earlier.
 //! * [`between`]: an application that posts in the middle of a pass. [`parts`]: pieces that need no NIC.
 //!
 //! Other services and objects:
 //!
-//! * [`uc`], [`ud`], [`raw`], [`xrc`]: the services besides RC. [`srq`], [`queues`]: shared receive queues, completion queues.
-//! * [`regions`], [`regions_gone`], [`gone`], [`far`], [`windows`], [`placement`]: memory regions, windows, ATOMIC WRITE and FLUSH.
+//! * [`uc`], [`ud`], [`raw`], [`xrc`]: the services besides RC. [`srq`], [`queues`]: shared receive queues, completion
+//!   queues.
+//! * [`regions`], [`regions_gone`], [`gone`], [`far`], [`windows`], [`placement`]: memory regions, windows, ATOMIC
+//!   WRITE and FLUSH.
 //! * [`late`], [`late_failures`]: copies for other processes that are made late, or lost.
 //! * [`accounts`]: reference counts. [`vlan`]: GIDs of VLANs and of RoCE v1.
 //!
-//! Congestion: [`congestion`] and [`notifications`] for marks and CNPs, [`pacing`] and [`shared_rate`] for rates and pauses, [`slowed`]
-//! for how far an attacker can slow a QP.
+//! Congestion: [`congestion`] and [`notifications`] for marks and CNPs, [`pacing`] and [`shared_rate`] for rates and
+//! pauses, [`slowed`] for how far an attacker can slow a QP.
 //!
 //! Planted bugs that break scripts of these: `planted`, with that feature.
 //!
-//! Observation: [`counters`], [`log`] for the log of a QP, [`reasons`] and [`checks`] for the comments in a capture. [`hidden`]: header
-//! fields that sockets do not show. [`off_path`]: an attacker off the path.
+//! Observation: [`counters`], [`log`] for the log of a QP, [`reasons`] and [`checks`] for the comments in a capture.
+//! [`hidden`]: header fields that sockets do not show. [`off_path`]: an attacker off the path.
 
 mod accounts;
 mod answers;

@@ -1,6 +1,6 @@
-//! An attacker off the path: the values that it must guess, and what a wrong guess causes. The numbered weaknesses are those that
-//! Rothenberger et al. found in NICs ("ReDMArk: Bypassing RDMA Security Mechanisms", USENIX Security 2021); docs/security.md lists
-//! them all.
+//! An attacker off the path: the values that it must guess, and what a wrong guess causes. The numbered weaknesses are
+//! those that Rothenberger et al. found in NICs ("ReDMArk: Bypassing RDMA Security Mechanisms", USENIX Security 2021);
+//! docs/security.md lists them all.
 
 use std::collections::{HashMap, HashSet};
 
@@ -73,7 +73,8 @@ fn packets_from_a_wrong_address_are_dropped() {
     serves_its_peer(&mut stage, "after a wrong address");
 }
 
-/// The attacker spoofs the peer's address. PSNs far from the expected one change nothing; the peer receives at most one NAK.
+/// The attacker spoofs the peer's address. PSNs far from the expected one change nothing; the peer receives at most one
+/// NAK.
 //= test: IBTA 9.7.1: psn-half-circle
 //= test: IBTA 9.7.5.2: gap-is-nakd-once
 #[test]
@@ -102,7 +103,8 @@ fn guessed_psns_cause_at_most_one_nak() {
     serves_its_peer(&mut stage, "after guessed PSNs");
 }
 
-/// Address, QPN and PSN are known, the rkey is not. The connection ends, as IBTA 9.7.4.1.5 requires; memory does not change.
+/// Address, QPN and PSN are known, the rkey is not. The connection ends, as IBTA 9.7.4.1.5 requires; memory does not
+/// change.
 //= test: IBTA 9.7.4.1.5: rkey-is-good
 #[test]
 fn guessed_rkey_is_refused() {

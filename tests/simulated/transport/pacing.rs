@@ -252,8 +252,8 @@ fn pause_ends_when_flow_control_is_disabled() {
     }
 }
 
-/// 1,000 quanta are 512 us. The second frame restarts the pause, the third ends it. An ignored pause frame adds no time and counts as
-/// `rx_not_roce`.
+/// 1,000 quanta are 512 us. The second frame restarts the pause, the third ends it. An ignored pause frame adds no time
+/// and counts as `rx_not_roce`.
 #[test]
 fn pause_duration_is_counted() {
     let mut stage = stage_of_priority_three();

@@ -254,7 +254,8 @@ fn flush_and_atomic_write_count_against_read_limit() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_ATOMIC_WRITE, FIRST + 4)]);
 }
 
-/// rdma_rxe of Linux 6.12 to 7.2 computes a FLUSH's ICRC over the part from the BTH on twice, and drops packets with the correct ICRC.
+/// rdma_rxe of Linux 6.12 to 7.2 computes a FLUSH's ICRC over the part from the BTH on twice, and drops packets with
+/// the correct ICRC.
 #[test]
 fn rxe_flush_icrc_is_used_only_when_configured() {
     for quirk in [false, true] {

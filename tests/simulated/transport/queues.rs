@@ -164,7 +164,8 @@ fn moderated_event_fires_when_its_period_ends() {
     assert_eq!(watched.stage.host.worker.next_deadline(), Nanos::MAX);
 }
 
-/// The application polls the completion of a held event and arms the queue again. The held event is raised, and the next one too.
+/// The application polls the completion of a held event and arms the queue again. The held event is raised, and the
+/// next one too.
 #[test]
 fn rearming_during_moderation_loses_no_event() {
     let mut watched = Watched::new(64);
@@ -243,8 +244,8 @@ fn arming_over_a_pending_completion_raises_an_event() {
     assert_eq!(watched.events(), 0, "one event for each arming");
 }
 
-/// Runs every interleaving of the NIC's steps (push, check whether armed) and the application's (arm, poll). The application never
-/// sleeps while a completion waits without an event.
+/// Runs every interleaving of the NIC's steps (push, check whether armed) and the application's (arm, poll). The
+/// application never sleeps while a completion waits without an event.
 //= test: IBTA 11.4.2.2: notification-is-not-lost, notification-is-once
 #[test]
 fn no_interleaving_loses_an_event() {

@@ -1,4 +1,5 @@
-//! Memory regions of every kind, and traffic while they change: fast-registered, reregistered, zero-based, null and on-demand.
+//! Memory regions of every kind, and traffic while they change: fast-registered, reregistered, zero-based, null and
+//! on-demand.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -107,8 +108,8 @@ impl Pages {
     pub(crate) fn new(count: usize) -> Pages {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // The kernel places mappings at the top of the address space. Down here no other test's mapping takes the place of a page that is
-        // unmapped.
+        // The kernel places mappings at the top of the address space. Down here no other test's mapping takes the place
+        // of a page that is unmapped.
         static NEXT: AtomicUsize = AtomicUsize::new(1 << 36);
         let at = NEXT.fetch_add(1 << 20, Relaxed) as *mut libc::c_void;
         // SAFETY: a new mapping, which replaces none: the address is a hint.

@@ -1,7 +1,7 @@
 //! A peer that goes back and repeats requests, in every order, and the responses that it receives.
 //!
-//! Responses leave in PSN order (IBTA 9.5), also to duplicates. To the peer, a response that overtakes another is an implied NAK; and
-//! some peers complete a READ without data when an ACK carries its PSN.
+//! Responses leave in PSN order (IBTA 9.5), also to duplicates. To the peer, a response that overtakes another is an
+//! implied NAK; and some peers complete a READ without data when an ACK carries its PSN.
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;
@@ -112,8 +112,8 @@ fn send_at_psn_of_read_acknowledges_no_read() {
     }
 }
 
-/// After the duplicate's first execution, more atomics were executed than the responder remembers. The next PSN with a response of its
-/// own is unknown, and the duplicate is acknowledged alone.
+/// After the duplicate's first execution, more atomics were executed than the responder remembers. The next PSN with a
+/// response of its own is unknown, and the duplicate is acknowledged alone.
 #[test]
 fn old_duplicate_is_acknowledged_with_its_own_psn() {
     let atomics = [Ask::Atomic; 5];
@@ -190,8 +190,8 @@ fn pass(stage: &mut Stage) -> Vec<u32> {
     bursts.flatten().map(|(_, psn)| psn.value()).collect()
 }
 
-/// Seeds choose which requests are repeated, whole or in part, between passes that send some of the responses. The sent PSNs never go
-/// back further than the lowest requested one.
+/// Seeds choose which requests are repeated, whole or in part, between passes that send some of the responses. The sent
+/// PSNs never go back further than the lowest requested one.
 #[test]
 fn responses_rewind_only_to_a_requested_psn() {
     for seed in 1..300u64 {

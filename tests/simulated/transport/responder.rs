@@ -437,7 +437,8 @@ fn duplicate_response_gives_way_to_new_reads() {
 //= test: IBTA 9.7.4.1.5: write-is-checked-as-a-whole
 #[test]
 fn range_is_checked_at_the_first_packet() {
-    // The first packet lies inside the region, the second does not. A length of 2^31 is valid only in a region of that size.
+    // The first packet lies inside the region, the second does not. A length of 2^31 is valid only in a region of that
+    // size.
     for (offset, dma_len) in [((1 << 16) - 256, 257), (0, 1 << 31)] {
         for (opcode, payload) in [(Opcode::RC_WRITE_FIRST, vec![1; MTU]), (Opcode::RC_READ_REQUEST, vec![])] {
             let mut stage = Stage::new();

@@ -46,8 +46,8 @@ impl Stage {
         self.packets().iter().map(seen).collect()
     }
 
-    /// Sends a SACK from the peer: the first PSN missing, the PSNs behind it that came, and the one that came last. All relative to
-    /// the first PSN that the NIC sends.
+    /// Sends a SACK from the peer: the first PSN missing, the PSNs behind it that came, and the one that came last. All
+    /// relative to the first PSN that the NIC sends.
     fn sack(&mut self, missing: u32, came: &[u32], latest: u32) {
         let bits = came.iter().fold(0, |bits, psn| bits | 1u128 << (psn - missing));
         let count = latest.max(came.iter().copied().max().unwrap_or(missing)) - missing + 1;
@@ -219,7 +219,8 @@ fn lost_retransmission_is_found_by_a_later_packet() {
     assert_eq!(stage.leaves(), [2], "PSN 10 left after the retransmission and came before it");
 }
 
-/// A full queue on the way loses the oldest packet many times within microseconds. Retries count the time that this lasts.
+/// A full queue on the way loses the oldest packet many times within microseconds. Retries count the time that this
+/// lasts.
 #[test]
 fn oldest_packet_lost_often_costs_time() {
     let mut stage = stage();
@@ -377,8 +378,8 @@ fn flood_of_sacks_causes_few_retransmissions() {
     assert!(matches!(stage.state(), QpState::Rts | QpState::Err));
 }
 
-/// SACKs at random, coherent and not, none of which acknowledges the last packet: the WRITE does not complete, or its retries are used up,
-/// and each packet leaves again a few times only.
+/// SACKs at random, coherent and not, none of which acknowledges the last packet: the WRITE does not complete, or its
+/// retries are used up, and each packet leaves again a few times only.
 #[test]
 fn random_sacks_cause_bounded_harm() {
     const PACKETS: u32 = 60;

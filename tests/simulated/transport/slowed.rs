@@ -1,6 +1,7 @@
 //! How far strangers, peers and neighbours can slow a connection: by CNPs, congestion marks and pause frames.
 //!
-//! A QP writes without end on a line of 10 Gb/s in virtual time. Its throughput is compared with that of an undisturbed QP.
+//! A QP writes without end on a line of 10 Gb/s in virtual time. Its throughput is compared with that of an undisturbed
+//! QP.
 
 use roxie::congestion::Rate;
 use roxie::nic::{Command, CongestionConfig, TrafficClasses};
@@ -36,8 +37,8 @@ impl Writer {
         Writer { stage, psn: FIRST, bits: 0.0, outstanding: 0 }
     }
 
-    /// Runs one pass and advances the clock by the time that its frames take on the line, or else to the next deadline, at most 1 us.
-    /// Returns true if data was sent.
+    /// Runs one pass and advances the clock by the time that its frames take on the line, or else to the next deadline,
+    /// at most 1 us. Returns true if data was sent.
     fn step(&mut self) -> bool {
         while self.outstanding < 4 {
             self.outstanding += 1;
@@ -70,7 +71,8 @@ impl Writer {
         bits > 0
     }
 
-    /// Runs for `time`, calling `attack` after each pass with true if data was sent. Returns the fraction of the line that the QP used.
+    /// Runs for `time`, calling `attack` after each pass with true if data was sent. Returns the fraction of the line
+    /// that the QP used.
     fn share(&mut self, time: Nanos, mut attack: impl FnMut(&mut Stage, bool)) -> f64 {
         let (from, before) = (self.stage.now, self.bits);
         while self.stage.now < from + time {
@@ -93,8 +95,8 @@ fn notify(stage: &mut Stage, dest_qp: Qpn) {
     stage.send(&bth, &Ext::None, &[]);
 }
 
-/// A stranger spoofs the peer's address and guesses QPNs: one of 2^24 is right. A correct guess costs as much as a genuine CNP, less than
-/// a millisecond of sending.
+/// A stranger spoofs the peer's address and guesses QPNs: one of 2^24 is right. A correct guess costs as much as a
+/// genuine CNP, less than a millisecond of sending.
 #[test]
 fn guessed_cnp_costs_under_a_millisecond() {
     let mut writer = Writer::new("dcqcn", "");
@@ -133,8 +135,8 @@ fn cnp_flood_from_another_address_costs_nothing() {
     assert!(share > 0.999, "{share}");
 }
 
-/// An attacker that sees the QPNs, on the path or at the peer, holds the QP at the minimum rate during the flood. The QP then recovers by
-/// itself. A switch on the path could as well drop every packet.
+/// An attacker that sees the QPNs, on the path or at the peer, holds the QP at the minimum rate during the flood. The
+/// QP then recovers by itself. A switch on the path could as well drop every packet.
 #[test]
 fn on_path_cnp_flood_leaves_the_minimum_rate() {
     for (control, floor, back) in
@@ -153,7 +155,8 @@ fn on_path_cnp_flood_leaves_the_minimum_rate() {
     }
 }
 
-/// A replayed CNP counts at most once for each data packet sent since the last one, and not at all for a QP that sends nothing.
+/// A replayed CNP counts at most once for each data packet sent since the last one, and not at all for a QP that sends
+/// nothing.
 #[test]
 fn replayed_cnps_to_a_silent_qp_are_ignored() {
     let mut writer = Writer::new("dcqcn", "");
@@ -197,8 +200,8 @@ fn endless_pauses_stop_at_most_half_the_time() {
     assert!((0.48..0.55).contains(&share), "{share}");
 }
 
-/// A marked packet with the right QPN and a guessed PSN triggers a CNP with probability 2^16 / 2^24. The CNP goes to the real peer, at
-/// most one per interval.
+/// A marked packet with the right QPN and a guessed PSN triggers a CNP with probability 2^16 / 2^24. The CNP goes to
+/// the real peer, at most one per interval.
 #[test]
 fn forged_marks_rarely_trigger_cnps() {
     let mut stage = Stage::new();

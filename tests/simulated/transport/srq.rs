@@ -210,7 +210,8 @@ fn refused_message_consumes_one_srq_receive() {
     assert_eq!(stage.host.query_srq(stage.now, &srq).waiting, 1);
 }
 
-/// After the reset, the begun receive never completes (IBTA 10.2.9.4: move to ERR first), and the QP takes the next one.
+/// After the reset, the begun receive never completes (IBTA 10.2.9.4: move to ERR first), and the QP takes the next
+/// one.
 #[test]
 fn reset_drops_only_the_begun_receive() {
     let (mut stage, srq) = stage(QpType::Rc, 8);

@@ -293,7 +293,8 @@ fn refused_modify_qp_changes_nothing() {
     assert_eq!(stage.host.query(stage.now, &stage.qp).attributes.min_rnr_timer, 3);
 }
 
-/// A QP in SQD, in whose queues so many work requests and receives wait, and that completes to a queue with room for all.
+/// A QP in SQD, in whose queues so many work requests and receives wait, and that completes to a queue with room for
+/// all.
 fn long_queues(count: u32) -> Stage {
     let mut stage = Stage::new();
     let cq = stage.host.create_cq(4 * count);

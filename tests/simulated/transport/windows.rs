@@ -1,5 +1,5 @@
-//! Memory windows and invalidation: remote access under keys that work requests bind and invalidate (IBTA 9.4.1.1.3, 10.6.5 to
-//! 10.6.7). The unit tests of `transport::memory` cover the rules of binding.
+//! Memory windows and invalidation: remote access under keys that work requests bind and invalidate (IBTA 9.4.1.1.3,
+//! 10.6.5 to 10.6.7). The unit tests of `transport::memory` cover the rules of binding.
 
 use roxie::nic::{Answer as Reply, Command, ControlError, ObjectKind};
 use roxie::shared::work_queue::Payload;
@@ -30,7 +30,8 @@ impl Stage {
         }
     }
 
-    /// Returns the key for the next bind. The device chooses it for a window of type 1, the application for one of type 2.
+    /// Returns the key for the next bind. The device chooses it for a window of type 1, the application for one of type
+    /// 2.
     fn new_key(&mut self, window: &Window, kind: MwType) -> u32 {
         if kind == MwType::Two {
             return window.key.wrapping_add(1) & 0xff | window.key & !0xff;

@@ -1,8 +1,9 @@
-//! Thread cancellation (`pthread_cancel`): the C library unwinds a cancelled thread where it blocks, which must not be inside this library.
+//! Thread cancellation (`pthread_cancel`): the C library unwinds a cancelled thread where it blocks, which must not be
+//! inside this library.
 //!
-//! Every call that may make a system call begins with [`Uncancelled`]: passes of the NIC under the worker's lock, commands, log lines.
-//! Calls that block for events (`ibv_get_cq_event`, `ibv_get_async_event`, calls on the connection manager's file) do so outside of it, in
-//! frames without destructors.
+//! Every call that may make a system call begins with [`Uncancelled`]: passes of the NIC under the worker's lock,
+//! commands, log lines. Calls that block for events (`ibv_get_cq_event`, `ibv_get_async_event`, calls on the connection
+//! manager's file) do so outside of it, in frames without destructors.
 
 use std::ffi::c_int;
 

@@ -1,7 +1,7 @@
 //! Forks: in a child, the objects of its parent are invalid. The child may open the device itself.
 //!
-//! The engine's threads do not exist in a child, and the rings are the parent's. Each object records the generation of the process that
-//! created it, a number incremented by each fork.
+//! The engine's threads do not exist in a child, and the rings are the parent's. Each object records the generation of
+//! the process that created it, a number incremented by each fork.
 
 use std::ffi::c_int;
 use std::sync::Once;

@@ -30,7 +30,8 @@ pub(crate) unsafe fn entries<'a>(
     match usize::try_from(count) {
         Ok(0) => Ok(Entries(&[])),
         Ok(count) if count <= MAX_SGE && !list.is_null() => {
-            // SAFETY: not null, any alignment, and `count` entries of the form of all releases, as the caller promises; valid for the call.
+            // SAFETY: not null, any alignment, and `count` entries of the form of all releases, as the caller promises;
+            // valid for the call.
             Ok(Entries(unsafe { slice::from_raw_parts(list.cast(), count) }))
         }
         _ => refuse(
@@ -95,7 +96,8 @@ pub(crate) unsafe fn post_receives(
     let mut wr = first;
     while !wr.is_null() {
         let mut sges = [Sge::default(); MAX_SGE];
-        // SAFETY: not null, as checked; the caller promises a null-terminated list of receives, each with as many entries as it says.
+        // SAFETY: not null, as checked; the caller promises a null-terminated list of receives, each with as many
+        // entries as it says.
         unsafe {
             let posted = entries("ibv_post_recv", (*wr).sg_list, (*wr).num_sge).and_then(|list| {
                 post((*wr).wr_id, list.copy(&mut sges)).map_err(report::post("ibv_post_recv"))

@@ -1,6 +1,7 @@
 //! Foundations: objects that C programs hold, errors, locks, cancellation and forks.
 //!
-//! [`object`] is to be read first: a C structure and the Rust object behind it are one allocation. No module here knows a device.
+//! [`object`] is to be read first: a C structure and the Rust object behind it are one allocation. No module here knows
+//! a device.
 
 pub(crate) mod cancellation;
 pub(crate) mod fork;

@@ -1,7 +1,7 @@
 //! Additions of releases after rdma-core 44, whichever release this library is built with.
 //!
-//! Layouts come from the installed headers, which may be older than the programs that use this library. Additions missing in the oldest
-//! supported headers are defined here. `tests/verbs/abi.rs` compares them with newer headers.
+//! Layouts come from the installed headers, which may be older than the programs that use this library. Additions
+//! missing in the oldest supported headers are defined here. `tests/verbs/abi.rs` compares them with newer headers.
 
 use crate::abi::{ibv_event_type, ibv_qp_ex, ibv_wr_opcode};
 

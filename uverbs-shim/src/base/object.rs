@@ -1,4 +1,5 @@
-//! A C structure and the Rust object behind it, in one allocation. C holds a pointer to the structure, which comes first.
+//! A C structure and the Rust object behind it, in one allocation. C holds a pointer to the structure, which comes
+//! first.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;

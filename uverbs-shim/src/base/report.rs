@@ -1,7 +1,7 @@
 //! Errors: an errno for the program, and for the user a line on standard error with the cause.
 //!
-//! `ROXIE_LOG=info` prints the lines, each once. Without it, only errors of the whole device are printed. If a launcher provides an event
-//! log (`ROXIE_EVENTS`), every error is written to it, each time.
+//! `ROXIE_LOG=info` prints the lines, each once. Without it, only errors of the whole device are printed. If a launcher
+//! provides an event log (`ROXIE_EVENTS`), every error is written to it, each time.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -62,7 +62,8 @@ fn note(call: &str, why: impl Display, aloud: bool) {
 
 /// Returns true if the line has not been printed yet.
 fn is_new(line: &str) -> bool {
-    // The lock may be held by a thread that a forked child does not have, so it is only tried. At worst, a line is printed twice.
+    // The lock may be held by a thread that a forked child does not have, so it is only tried. At worst, a line is
+    // printed twice.
     let Ok(mut known) = KNOWN.try_lock() else { return true };
     known.len() < REMEMBERED && known.insert(line.to_owned())
 }

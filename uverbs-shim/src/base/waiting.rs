@@ -135,8 +135,8 @@ pub(crate) fn wait_for_a_signal() {
     unsafe { pause() };
 }
 
-/// Takes one count of an eventfd. Blocks until there is one, unless the application has made the descriptor non-blocking. Returns false on
-/// an error, with `errno` set.
+/// Takes one count of an eventfd. Blocks until there is one, unless the application has made the descriptor
+/// non-blocking. Returns false on an error, with `errno` set.
 ///
 /// A cancellation point, like the blocking calls of the original library: callers must have no pending destructors.
 pub(crate) fn take_count(fd: RawFd) -> bool {
@@ -149,8 +149,8 @@ pub(crate) fn take_count(fd: RawFd) -> bool {
 pub(crate) fn take_count_now(fd: BorrowedFd<'_>) -> bool {
     let mut count = [0u8; 8];
     let part = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    // SAFETY: one part, of the 8 bytes of `count`, which outlives the call. An offset of -1 stands for the current position, of which an
-    // eventfd has none.
+    // SAFETY: one part, of the 8 bytes of `count`, which outlives the call. An offset of -1 stands for the current
+    // position, of which an eventfd has none.
     unsafe { libc::preadv2(fd.as_raw_fd(), &part, 1, -1, libc::RWF_NOWAIT) == 8 }
 }
 

@@ -117,9 +117,10 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 
 /// Minimum number of entries, as on adapters (hns: 64; others: as many as fit a page).
 ///
-/// Programs that request no more entries than they have outstanding requests may poll one request late. Example: `ib_send_lat -e` has one
-/// request and one entry. If the peer's reply arrives before the ACK of its request, the program takes the reply's event for the event of the
-/// request. A queue of one entry would then overflow, and the QP fail.
+/// Programs that request no more entries than they have outstanding requests may poll one request late. Example:
+/// `ib_send_lat -e` has one request and one entry. If the peer's reply arrives before the ACK of its request, the
+/// program takes the reply's event for the event of the request. A queue of one entry would then overflow, and the QP
+/// fail.
 const LEAST_ENTRIES: u32 = 64;
 
 /// Creates a queue, for all forms of `ibv_create_cq`.
@@ -225,8 +226,9 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
         let Some(entries) = u32::try_from(entries).ok().filter(|entries| *entries > 0) else {
             return refuse("ibv_resize_cq", libc::EINVAL, format_args!("{entries} entries: one at least"));
         };
-        // SAFETY: as above. Unlike a new queue, a resized one has exactly the size requested (rdma-core's test_resize_cq fills it up to
-        // `cqe`). The passes deliver completions in flight, so that a queue too small for them is rejected.
+        // SAFETY: as above. Unlike a new queue, a resized one has exactly the size requested (rdma-core's
+        // test_resize_cq fills it up to `cqe`). The passes deliver completions in flight, so that a queue too small for
+        // them is rejected.
         let nic = unsafe { context((*cq).context) }?;
         for _ in 0..PASSES_BEFORE_A_RESIZE {
             if !nic.nic.device.poll() {
@@ -261,8 +263,8 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     })
 }
 
-/// Waits for the next event of a channel, or returns if the descriptor is non-blocking. The wait is a cancellation point: no destructor is
-/// pending here.
+/// Waits for the next event of a channel, or returns if the descriptor is non-blocking. The wait is a cancellation
+/// point: no destructor is pending here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,

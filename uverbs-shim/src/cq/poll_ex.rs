@@ -1,4 +1,5 @@
-//! Polling step by step: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, and functions that read a field of the current completion.
+//! Polling step by step: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, and functions that read a field of the
+//! current completion.
 
 use std::ffi::{c_int, c_uint};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,7 +37,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if attr.is_null() {
         return pointer(Err(libc::EINVAL));
     }
-    // SAFETY: the contract: attributes, of which those at the end are read only if `comp_mask` says that they are present.
+    // SAFETY: the contract: attributes, of which those at the end are read only if `comp_mask` says that they are
+    // present.
     let (fields, given) = unsafe { ((*attr).wc_flags, (*attr).comp_mask) };
     if fields & !u64::from(OFFERED) != 0 {
         return pointer(refuse(
@@ -53,7 +55,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if given & mask::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
         // SAFETY: `comp_mask` says that the flags are present.
         let how = unsafe { (*attr).flags };
-        // Single-threaded use needs no special handling. IGNORE_OVERRUN is not supported: a lost completion is always an error.
+        // Single-threaded use needs no special handling. IGNORE_OVERRUN is not supported: a lost completion is always
+        // an error.
         if how & !create::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
             return pointer(refuse(
                 CALL,
@@ -62,7 +65,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             ));
         }
     }
-    // SAFETY: the caller keeps the contract: objects, a channel or null, and fields that exist in the attributes of all releases.
+    // SAFETY: the caller keeps the contract: objects, a channel or null, and fields that exist in the attributes of all
+    // releases.
     let made = unsafe {
         cq::create(CALL, of, (*attr).cqe, (*attr).cq_context, (*attr).channel, (*attr).comp_vector)
     };

@@ -1,7 +1,7 @@
 //! Contexts, as `ibv_open_device` returns them.
 //!
-//! `verbs_context` grows downwards from the `ibv_context` that applications hold. The allocation therefore has the longest known form, with
-//! empty slots for functions that this library does not know.
+//! `verbs_context` grows downwards from the `ibv_context` that applications hold. The allocation therefore has the
+//! longest known form, with empty slots for functions that this library does not know.
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::OwnedFd;

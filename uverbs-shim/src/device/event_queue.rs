@@ -30,7 +30,8 @@ pub(crate) enum Element {
 pub(crate) struct EventQueue {
     /// Counts the pending events: readable while there is one.
     counter: EventFd,
-    /// The application's duplicate. The application may close the number and give it to another file, so nothing here reads or writes it.
+    /// The application's duplicate. The application may close the number and give it to another file, so nothing here
+    /// reads or writes it.
     duplicate: OwnedFd,
     waiting: Mutex<VecDeque<(Element, EventKind)>>,
 }
@@ -73,8 +74,8 @@ impl EventQueue {
         }
     }
 
-    /// Returns the next event. The caller has taken its count. `hand_over` runs before the event's object can discard its events. `None`:
-    /// the object was destroyed meanwhile.
+    /// Returns the next event. The caller has taken its count. `hand_over` runs before the event's object can discard
+    /// its events. `None`: the object was destroyed meanwhile.
     pub(crate) fn next<T>(&self, hand_over: impl Fn(Element, EventKind) -> T) -> Option<T> {
         let mut waiting = lock(&self.waiting);
         waiting.pop_front().map(|(element, kind)| hand_over(element, kind))

@@ -71,7 +71,8 @@ fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
     event
 }
 
-/// Waits for the next event of a context, or returns if the descriptor is non-blocking. The wait is a cancellation point.
+/// Waits for the next event of a context, or returns if the descriptor is non-blocking. The wait is a cancellation
+/// point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_async_event(
     of: *mut ibv_context,

@@ -1,9 +1,10 @@
-//! State shared by contexts of the same open device. `ibv_import_device` creates a context from another context's command descriptor.
-//! Objects of either context can be imported into the other by their handles.
+//! State shared by contexts of the same open device. `ibv_import_device` creates a context from another context's
+//! command descriptor. Objects of either context can be imported into the other by their handles.
 //!
-//! A kernel driver's descriptor is an open file that owns the objects, and can be passed to another process. Here, this process owns the
-//! objects, and the descriptor is a small file in memory. Its inode identifies it, however often the descriptor is duplicated. The file's
-//! name has the process ID, its contents what other processes may know ([`crate::device::published`]).
+//! A kernel driver's descriptor is an open file that owns the objects, and can be passed to another process. Here, this
+//! process owns the objects, and the descriptor is a small file in memory. Its inode identifies it, however often the
+//! descriptor is duplicated. The file's name has the process ID, its contents what other processes may know
+//! ([`crate::device::published`]).
 
 use std::any::Any;
 use std::collections::HashMap;

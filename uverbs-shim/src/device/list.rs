@@ -15,7 +15,8 @@ use crate::device::settings::settings;
 
 /// Name of the device's node in `/dev/infiniband`.
 const DEV_NAME: &str = "uverbs0";
-/// rdma-core's layout of a device. Some programs dereference the word after the public part (`is_mlx5_dev`), so it must be a valid pointer.
+/// rdma-core's layout of a device. Some programs dereference the word after the public part (`is_mlx5_dev`), so it must
+/// be a valid pointer.
 #[repr(C)]
 struct VerbsDevice {
     device: ibv_device,
@@ -83,7 +84,8 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// Returns the device's netlink index; -1 if the kernel serves this netlink family, because it does not know the device.
+/// Returns the device's netlink index; -1 if the kernel serves this netlink family, because it does not know the
+/// device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     if netlink::kernel_supports_rdma() { -1 } else { 0 }

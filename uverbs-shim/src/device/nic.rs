@@ -46,8 +46,8 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 /// Called on changes of the port, in addition to the contexts' queues. Must not block.
 static PORT_WATCHER: OnceLock<fn()> = OnceLock::new();
 
-/// Registers `tell`, to be called on each change of the port by the thread that runs the NIC. There is one caller, which may call
-/// repeatedly.
+/// Registers `tell`, to be called on each change of the port by the thread that runs the NIC. There is one caller,
+/// which may call repeatedly.
 pub(crate) fn watch_port(tell: fn()) {
     PORT_WATCHER.get_or_init(|| tell);
 }

@@ -1,9 +1,11 @@
-//! Information about a process's objects for other processes: the contents of its command descriptors, small files in memory.
+//! Information about a process's objects for other processes: the contents of its command descriptors, small files in
+//! memory.
 //!
-//! A kernel knows all objects of all processes, and reports them by netlink (`rdma resource show`). Here each process has its own NIC, and
-//! writes object counts and its queue pairs to a file, where other processes that may access its descriptors find them
-//! ([`of_all_processes`]). The file is written when objects are created and modified, never on the data path. A queue pair's transition to
-//! an error state therefore appears only after the program itself queries or modifies the QP.
+//! A kernel knows all objects of all processes, and reports them by netlink (`rdma resource show`). Here each process
+//! has its own NIC, and writes object counts and its queue pairs to a file, where other processes that may access its
+//! descriptors find them ([`of_all_processes`]). The file is written when objects are created and modified, never on
+//! the data path. A queue pair's transition to an error state therefore appears only after the program itself queries
+//! or modifies the QP.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -184,7 +186,8 @@ fn read(pid: u32, interface: u32, bytes: &[u8]) -> Option<([u64; KINDS.len()], V
     Some((counts, qps.collect()))
 }
 
-/// Returns the objects of all processes in this network namespace that this process may inspect, for the device on an interface.
+/// Returns the objects of all processes in this network namespace that this process may inspect, for the device on an
+/// interface.
 pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) {
     let (mut counts, mut qps, mut seen) = ([0; KINDS.len()], Vec::new(), BTreeSet::new());
     let own = fs::read_link("/proc/thread-self/ns/net").ok();
@@ -240,8 +243,9 @@ fn device_of_memory() -> Option<DeviceNumber> {
     Some(identity(file.as_fd())?.0)
 }
 
-/// Opens a file of another process if it is in memory, and returns it with its number. Other files may have any name, and their processes
-/// may exchange them at any time, so nothing else is opened: opening or reading them may block, or have an effect.
+/// Opens a file of another process if it is in memory, and returns it with its number. Other files may have any name,
+/// and their processes may exchange them at any time, so nothing else is opened: opening or reading them may block, or
+/// have an effect.
 fn in_memory(path: &Path, memory: DeviceNumber) -> Option<(File, u64)> {
     // This descriptor names the file, and opens nothing.
     let name = File::options().read(true).custom_flags(libc::O_PATH).open(path).ok()?;
@@ -253,7 +257,8 @@ fn in_memory(path: &Path, memory: DeviceNumber) -> Option<(File, u64)> {
     Some((file, number))
 }
 
-/// Returns a file's device number, and its number there. Asks no process for them, as `fstat` does of a file system in userspace.
+/// Returns a file's device number, and its number there. Asks no process for them, as `fstat` does of a file system in
+/// userspace.
 fn identity(file: BorrowedFd<'_>) -> Option<(DeviceNumber, u64)> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     // SAFETY: `statx` consists of numbers, for which zero is valid.

@@ -174,7 +174,8 @@ pub(crate) unsafe extern "C" fn query_rt_values(of: *mut ibv_context, values: *m
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and the values with their mask.
     code(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: the values with their mask, as the caller promises; fields that the mask does not name are not accessed.
+        // SAFETY: the values with their mask, as the caller promises; fields that the mask does not name are not
+        // accessed.
         unsafe {
             if (*values).comp_mask & !1 != 0 {
                 return Err(libc::EOPNOTSUPP);

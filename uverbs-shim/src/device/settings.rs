@@ -6,7 +6,8 @@
 //! * `ROXIE_NAME`: the device's name;
 //! * `ROXIE_PORT`: `xdp`, `udp` or `nic`;
 //! * `ROXIE_MODE`: the mode of AF_XDP;
-//! * `ROXIE_CORES`: the cores of the workers' threads, `2,3` or `2-5`; without it, the program's own polling runs the NIC;
+//! * `ROXIE_CORES`: the cores of the workers' threads, `2,3` or `2-5`; without it, the program's own polling runs the
+//!   NIC;
 //! * `ROXIE_FAULT`, `ROXIE_RULES`, `ROXIE_CAPTURE`;
 //! * `ROXIE_ORPHANS`: the launcher, which ends the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;

@@ -1,9 +1,9 @@
 //! End of a process that leaves its device open: `exit`, return from `main`, `_exit`, or `exec`.
 //!
-//! An adapter outlives the program: it sends the posted requests and acknowledges received packets before its objects are destroyed. Here,
-//! the NIC ends with the process, so the same is done at exit, with a time limit. Nothing is done for a process killed by a signal. A
-//! kernel also disconnects the peers of `rdma_cm`. `roxie run` does so for programs that end in any way; without it, this module does,
-//! except for `_exit`.
+//! An adapter outlives the program: it sends the posted requests and acknowledges received packets before its objects
+//! are destroyed. Here, the NIC ends with the process, so the same is done at exit, with a time limit. Nothing is done
+//! for a process killed by a signal. A kernel also disconnects the peers of `rdma_cm`. `roxie run` does so for programs
+//! that end in any way; without it, this module does, except for `_exit`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{
@@ -30,10 +30,10 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// Called by `compat.c` at process exit, in any thread.
 ///
-/// The exiting thread has already lost its thread-local values. If it is in the handler of a signal that interrupted a call of this
-/// library, that call may hold locks. Code that runs in this thread must therefore use neither, and must not take long: other threads of
-/// the program may already use descriptors that it has closed. One of rping's threads then ends the process with an error, if it is the
-/// first.
+/// The exiting thread has already lost its thread-local values. If it is in the handler of a signal that interrupted a
+/// call of this library, that call may hold locks. Code that runs in this thread must therefore use neither, and must
+/// not take long: other threads of the program may already use descriptors that it has closed. One of rping's threads
+/// then ends the process with an error, if it is the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn roxie_farewell() {
     // The child of a fork has no NIC unless it opened one itself.
@@ -47,8 +47,8 @@ pub extern "C" fn roxie_farewell() {
     std::mem::forget(nic);
 }
 
-/// Called by `exec.c` before a program replaces itself, from any thread or signal handler. If that fails, the program goes on with its
-/// device.
+/// Called by `exec.c` before a program replaces itself, from any thread or signal handler. If that fails, the program
+/// goes on with its device.
 #[unsafe(no_mangle)]
 pub extern "C" fn roxie_before_exec() {
     if let Some(nic) = Nic::if_open() {
@@ -69,8 +69,9 @@ fn send(nic: &Nic) {
     let _ = catch_unwind(AssertUnwindSafe(|| nic.device.send_last(SENDING)));
 }
 
-/// Disconnects in a separate thread, which is abandoned after a time limit. Done only if there are peers, and no launcher to inform them:
-/// starting a thread takes memory, which is unavailable if a signal handler that interrupted `malloc` calls `exit`.
+/// Disconnects in a separate thread, which is abandoned after a time limit. Done only if there are peers, and no
+/// launcher to inform them: starting a thread takes memory, which is unavailable if a signal handler that interrupted
+/// `malloc` calls `exit`.
 fn part() {
     static DONE: AtomicBool = AtomicBool::new(false);
     let until = Instant::now() + PARTING;

@@ -1,13 +1,14 @@
-//! Interposed calls of the C library. Calls on `/dev/infiniband/rdma_cm`, and on netlink to RDMA devices, are served here; all others are
-//! passed on.
+//! Interposed calls of the C library. Calls on `/dev/infiniband/rdma_cm`, and on netlink to RDMA devices, are served
+//! here; all others are passed on.
 //!
-//! `librdmacm` opens that file, checks it with `fstat`, and sends commands by `write`. The functions here come before the C library's,
-//! under its version names, and each passes unrelated calls on to the next function of that name ([`Next`]). `_exit` is interposed as
-//! well: the NIC is part of the process, and must send pending data before the process ends. For other descriptors, the cost is one test
-//! of a bit ([`descriptors::is_ours`]), without a lock, an allocation or a change of `errno`.
+//! `librdmacm` opens that file, checks it with `fstat`, and sends commands by `write`. The functions here come before
+//! the C library's, under its version names, and each passes unrelated calls on to the next function of that name
+//! ([`Next`]). `_exit` is interposed as well: the NIC is part of the process, and must send pending data before the
+//! process ends. For other descriptors, the cost is one test of a bit ([`descriptors::is_ours`]), without a lock, an
+//! allocation or a change of `errno`.
 //!
-//! Any of them may be called in signal handlers, before this library is initialized, and between `vfork` and `exec`. A cancelled thread
-//! may unwind through them: hence `C-unwind`, and no destructors.
+//! Any of them may be called in signal handlers, before this library is initialized, and between `vfork` and `exec`. A
+//! cancelled thread may unwind through them: hence `C-unwind`, and no destructors.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::{self, transmute_copy};
@@ -68,8 +69,8 @@ impl Next {
         self.address.store(symbol, Release);
     }
 
-    /// Returns the function, or `None` before this library is initialized. Callers then use the system call: no other library can be
-    /// interposed so early.
+    /// Returns the function, or `None` before this library is initialized. Callers then use the system call: no other
+    /// library can be interposed so early.
     ///
     /// # Safety
     /// `F` is the type of the function with this name.
@@ -136,8 +137,8 @@ unsafe fn is_the_file(path: *const c_char) -> bool {
 
 macro_rules! open {
     ($name:ident, $next:ident) => {
-        /// Interposes the C library's function. The mode is passed on in any case; without `O_CREAT`, its register has any value and is
-        /// ignored.
+        /// Interposes the C library's function. The mode is passed on in any case; without `O_CREAT`, its register has
+        /// any value and is ignored.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
             // SAFETY: the caller's arguments, unchanged; the type is the function's.
@@ -292,7 +293,8 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: us
     }
 }
 
-/// Interposes the C library's function. Closing the last descriptor of the connection manager's open file destroys its identifiers.
+/// Interposes the C library's function. Closing the last descriptor of the connection manager's open file destroys its
+/// identifiers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_ours(fd) {

@@ -1,9 +1,10 @@
 //! Interposed signal handlers and masks. A program's handlers of `SIGSEGV` and `SIGBUS` are called after the one of
-//! [`roxie::shared::guard`], which recovers from faults in copies made by the NIC. Masks leave the two signals out: a thread that blocked
-//! them would be killed by such a fault before any handler runs, and every polling thread makes copies.
+//! [`roxie::shared::guard`], which recovers from faults in copies made by the NIC. Masks leave the two signals out: a
+//! thread that blocked them would be killed by such a fault before any handler runs, and every polling thread makes
+//! copies.
 //!
-//! Other signals are passed on to the C library unchanged, as are these two before memory is first registered. Handlers that the C library
-//! installs itself (`sigset`, `sigignore`) replace the guard's until the next registration.
+//! Other signals are passed on to the C library unchanged, as are these two before memory is first registered. Handlers
+//! that the C library installs itself (`sigset`, `sigignore`) replace the guard's until the next registration.
 
 use std::ffi::c_int;
 use std::mem;
@@ -24,8 +25,8 @@ pub(super) fn install() {
     }
 }
 
-/// Returns the C library's function. Other libraries' constructors may call before this library is initialized, when symbols can already be
-/// looked up.
+/// Returns the C library's function. Other libraries' constructors may call before this library is initialized, when
+/// symbols can already be looked up.
 ///
 /// # Safety
 /// `F` is the type of the function with this name.
@@ -131,7 +132,8 @@ signal!(__sysv_signal, SYSV_SIGNAL, libc::SA_RESETHAND | libc::SA_NODEFER);
 /// # Safety
 /// As for the C library's function.
 unsafe fn mask(next: Mask, how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
-    // SAFETY: the caller keeps the contract of the C library's function: sets are null or valid, and each is read only if it is not null.
+    // SAFETY: the caller keeps the contract of the C library's function: sets are null or valid, and each is read only
+    // if it is not null.
     unsafe {
         if set.is_null() || how == libc::SIG_UNBLOCK {
             return next(how, set, old);

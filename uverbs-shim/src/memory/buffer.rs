@@ -49,7 +49,8 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
         if buf.is_null() {
             return refuse(CALL, libc::EINVAL, "buf is null: give a place for the handle");
         }
-        // SAFETY: a query without pointers. Buffers are page-aligned, so that a device could register them whatever their backing.
+        // SAFETY: a query without pointers. Buffers are page-aligned, so that a device could register them whatever
+        // their backing.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).unwrap_or(4096);
         let Ok(layout) = Layout::from_size_align(size.max(1), page) else {
@@ -73,7 +74,8 @@ pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { object_of(buf) }.is_ok() {
-        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back
+        // once.
         drop(unsafe { take_back(buf) });
     }
 }

@@ -85,7 +85,7 @@ impl RegistrationRequest {
         populate(call, self.address, self.length.max(1), writes(self.access))?;
         let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
         let length = if self.address.is_null() { 0 } else { self.length };
-        // SAFETY: the contract: the memory is the region's until it is deregistered. A null address is no memory: length 0.
+        // SAFETY: the contract: the memory is the region's until it is deregistered. No memory at a null address.
         Ok(unsafe { HostMemory::borrowed(base, length) })
     }
 
@@ -132,7 +132,8 @@ fn give_mr(pd: *mut ibv_pd, mr: Arc<Mr>, (addr, length): (*mut c_void, usize)) -
     give(ibv_mr { context, pd, addr, length, handle: mr.place.handle(), lkey, rkey }, mr)
 }
 
-/// Imports a memory region of another context of the same family, by its handle. The region's address is not reported (`ibv_import_mr(3)`).
+/// Imports a memory region of another context of the same family, by its handle. The region's address is not reported
+/// (`ibv_import_mr(3)`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { object_of(mr) }.is_ok() {
-        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
+        // SAFETY: `object_of` verified an object of this process; the caller does not use it again.
         drop(unsafe { take_back(mr) });
     }
 }
@@ -245,7 +246,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     }))
 }
 
-/// Changes a registration. Returns 0, or a value of `enum ibv_rereg_mr_err_code`: after each of these errors, the region is unchanged.
+/// Changes a registration. Returns 0, or a value of `enum ibv_rereg_mr_err_code`, after which it is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
@@ -422,7 +423,7 @@ pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { object_of(dm) }.is_ok() {
-        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
+        // SAFETY: `object_of` verified an object of this process; the caller does not use it again.
         drop(unsafe { take_back(dm) });
     }
 }

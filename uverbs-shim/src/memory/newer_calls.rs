@@ -1,4 +1,5 @@
-//! Calls added after rdma-core 44: `ibv_reg_mr_ex` for all kinds of memory, and calls for features that this device lacks.
+//! Calls added after rdma-core 44: `ibv_reg_mr_ex` for all kinds of memory, and calls for features that this device
+//! lacks.
 
 use std::ffi::{c_int, c_void};
 
@@ -133,7 +134,8 @@ pub unsafe extern "C" fn ibv_dealloc_dmah(_handle: *mut c_void) -> c_int {
     code(none("ibv_dealloc_dmah", HANDLES))
 }
 
-/// Exports device memory as a DMA buffer. Not supported: only the kernel can create one, and this memory belongs to the process.
+/// Exports device memory as a DMA buffer. Not supported: only the kernel can create one, and this memory belongs to the
+/// process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
     let _uncancelled = Uncancelled::new();

@@ -7,15 +7,15 @@ use std::sync::OnceLock;
 use crate::base::object::Errno;
 use crate::base::report::refuse;
 
-/// Bytes of one call to the kernel, which locks the address space throughout. A thread that is preempted meanwhile blocks all others that
-/// map memory, and copies from and to this process.
+/// Bytes of one call to the kernel, which locks the address space throughout. A thread that is preempted meanwhile
+/// blocks all others that map memory, and copies from and to this process.
 const PIECE: usize = 1 << 20;
 
 /// Faults in the pages of `length` bytes at `address`.
 ///
 /// # Errors
-/// `EFAULT` if a page is not mapped, not readable or, if the device `writes`, not writable. The kernel's `ib_umem_get` does the same, and
-/// programs rely on it to fall back to a read-only region. `EINVAL` if the range wraps around.
+/// `EFAULT` if a page is not mapped, not readable or, if the device `writes`, not writable. The kernel's `ib_umem_get`
+/// does the same, and programs rely on it to fall back to a read-only region. `EINVAL` if the range wraps around.
 pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: bool) -> Result<(), Errno> {
     let page = page_size();
     let start = address as usize & !(page - 1);
@@ -49,8 +49,9 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
 /// Checks a range to be registered, before its pages. `iova`: its address in work requests, if it has another one.
 ///
 /// # Errors
-/// As the kernel's `ib_uverbs_reg_mr`: `EINVAL` if the two addresses differ in their place in a page. As its `ib_umem_get`: `EINVAL` if
-/// the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes touches one unless it is page-aligned.
+/// As the kernel's `ib_uverbs_reg_mr`: `EINVAL` if the two addresses differ in their place in a page. As its
+/// `ib_umem_get`: `EINVAL` if the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes
+/// touches one unless it is page-aligned.
 pub(crate) fn check_range(
     call: &str,
     address: *mut c_void,
@@ -89,8 +90,9 @@ fn advise(start: usize, length: usize, advice: libc::c_int) -> Result<(), Errno>
     }
 }
 
-/// Returns true if the kernel has `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (since 5.14). An older kernel returns `EINVAL`, but so
-/// does a newer one if the protection forbids the access. A request for an empty range tells them apart.
+/// Returns true if the kernel has `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (since 5.14). An older kernel returns
+/// `EINVAL`, but so does a newer one if the protection forbids the access. A request for an empty range tells them
+/// apart.
 fn has_populate() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| advise(0, 0, libc::MADV_POPULATE_WRITE).is_ok())

@@ -53,7 +53,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { object_of(mw) }.map(|_| {
-        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back
+        // once.
         drop(unsafe { take_back(mw) });
     }))
 }

@@ -1,8 +1,9 @@
 //! Netlink for RDMA devices (`NETLINK_RDMA`), served here if the kernel does not support it (`EPROTONOSUPPORT`).
 //!
-//! `rdma` of iproute2, UCX and others query devices by this family. A program that opens such a socket gets a `NETLINK_USERSOCK` socket,
-//! which every kernel has. The kernel handles all calls on it except sending. A request sent to the kernel is answered immediately, by messages
-//! from another such socket, so `poll`, timeouts and truncation work as usual. If the kernel supports RDMA, nothing is redirected.
+//! `rdma` of iproute2, UCX and others query devices by this family. A program that opens such a socket gets a
+//! `NETLINK_USERSOCK` socket, which every kernel has. The kernel handles all calls on it except sending. A request sent
+//! to the kernel is answered immediately, by messages from another such socket, so `poll`, timeouts and truncation work
+//! as usual. If the kernel supports RDMA, nothing is redirected.
 
 pub(crate) mod nldev;
 
@@ -150,7 +151,8 @@ fn port(fd: c_int) -> Option<u32> {
     }
 }
 
-/// Answers a request sent to the kernel through a redirected socket. Returns `None` for other descriptors and destinations.
+/// Answers a request sent to the kernel through a redirected socket. Returns `None` for other descriptors and
+/// destinations.
 ///
 /// # Safety
 /// `to` is null or an address of `to_length` bytes, and each piece may be read.
@@ -176,7 +178,8 @@ pub(crate) unsafe fn send(
             return None;
         }
         if length > 0 {
-            // SAFETY: the caller promises that each piece may be read; a piece that is not empty does not start at null.
+            // SAFETY: the caller promises that each piece may be read; a piece that is not empty does not start at
+            // null.
             sent.extend_from_slice(unsafe { from_raw_parts(start, length) });
         }
     }
@@ -189,7 +192,8 @@ pub(crate) unsafe fn send(
     Some(sent.len() as isize)
 }
 
-/// Returns as many datagrams as fit, and always the last. The last datagram ends the dump; without it, a program would wait without end.
+/// Returns as many datagrams as fit, and always the last. The last datagram ends the dump; without it, a program would
+/// wait without end.
 fn fitting(datagrams: &[Vec<u8>], room: usize) -> impl Iterator<Item = &Vec<u8>> {
     let (last, rest) = datagrams.split_last().map_or((None, datagrams), |(last, rest)| (Some(last), rest));
     let fits = rest.iter().scan(0, move |total, datagram| {
@@ -207,7 +211,8 @@ fn deliver<'a>(port: u32, datagrams: impl Iterator<Item = &'a Vec<u8>>) {
     }
     let to = address(port);
     for bytes in datagrams {
-        // SAFETY: bytes and an address with their sizes; a direct system call, because this library interposes `sendto`.
+        // SAFETY: bytes and an address with their sizes; a direct system call, because this library interposes
+        // `sendto`.
         unsafe {
             let (bytes, length) = (bytes.as_ptr(), bytes.len());
             libc::syscall(libc::SYS_sendto, from, bytes, length, libc::MSG_DONTWAIT, &raw const to, ADDRESS);

@@ -75,8 +75,8 @@ const NOT_SERVED: &[(u32, &str)] = &[
     (mask::IBV_QP_CAP, "cap: queues keep the size that they were made with"),
 ];
 
-/// Removes attributes from the mask that this end of an XRC connection does not have, as the kernel does. Programs set the attributes of
-/// one end at both (`uverbs_cmd.c`, `modify_qp_mask`).
+/// Removes attributes from the mask that this end of an XRC connection does not have, as the kernel does. Programs set
+/// the attributes of one end at both (`uverbs_cmd.c`, `modify_qp_mask`).
 pub(crate) fn without_the_other_ends(kind: QpType, given: u32) -> u32 {
     match kind {
         QpType::XrcSend => given & !(mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER),

@@ -105,7 +105,8 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<QpRequest, Errno> 
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: not null, as checked; the caller promises attributes, each of which is read only if `comp_mask` says that it is present.
+    // SAFETY: not null, as checked; the caller promises attributes, each of which is read only if `comp_mask` says that
+    // it is present.
     unsafe {
         let given = (*attr).comp_mask;
         let has = |bit| given & bit != 0;
@@ -159,8 +160,8 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<QpRequest, Errno> 
 }
 
 /// # Errors
-/// As a kernel with rxe: `EINVAL` for what `ib_uverbs` does not know or does not give to programs (`create_qp`), `EOPNOTSUPP` for a type of
-/// drivers' own (`rxe_qp_chk_init`).
+/// As a kernel with rxe: `EINVAL` for what `ib_uverbs` does not know or does not give to programs (`create_qp`),
+/// `EOPNOTSUPP` for a type of drivers' own (`rxe_qp_chk_init`).
 fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
     match QpType::from_code(kind) {
         Some(QpType::Gsi) | None => refuse(
@@ -189,8 +190,8 @@ fn create(of: *mut ibv_context, wanted: &QpRequest) -> Result<(*mut QpFace, QpCa
         max_recv_wr: if wanted.uses.srq.is_null() { wanted.cap.max_recv_wr } else { 0 },
         max_send_sge: wanted.cap.max_send_sge,
         max_recv_sge: if wanted.uses.srq.is_null() { wanted.cap.max_recv_sge } else { 0 },
-        // Inline bytes share memory with the scatter/gather list, so the list's size is available in any case. Programs rely on devices
-        // that report it.
+        // Inline bytes share memory with the scatter/gather list, so the list's size is available in any case. Programs
+        // rely on devices that report it.
         max_inline: wanted.cap.max_inline_data.max(wanted.cap.max_send_sge.min(MAX_SGE as u32) * SGE_BYTES),
     };
     if wanted.operations.is_some_and(|flags| flags & u64::from(ops::IBV_QP_EX_WITH_ATOMIC_WRITE) != 0) {
@@ -259,7 +260,8 @@ fn face(of: *mut ibv_context, wanted: &QpRequest, qpn: u32) -> QpFace {
         post_ex::offer(&mut face.ex, operations);
         if operations & u64::from(IBV_QP_EX_WITH_FLUSH) != 0 {
             let slot = (&raw mut face).wrapping_byte_add(WR_FLUSH).cast::<WrFlush>();
-            // SAFETY: within the structure and aligned, as asserted; releases that know the slot have a function of this type there.
+            // SAFETY: within the structure and aligned, as asserted; releases that know the slot have a function of
+            // this type there.
             unsafe { slot.write(post_ex::flush) };
         }
     }

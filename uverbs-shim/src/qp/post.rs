@@ -1,7 +1,7 @@
 //! Work requests by the original interface: lists of structures.
 //!
-//! No allocation and no system call: entries are copied to the stack, and from there to the ring that the NIC reads. A whole list is
-//! published to the NIC by one store and one doorbell.
+//! No allocation and no system call: entries are copied to the stack, and from there to the ring that the NIC reads. A
+//! whole list is published to the NIC by one store and one doorbell.
 
 use std::ffi::{c_int, c_uint};
 
@@ -18,7 +18,8 @@ use crate::base::report::{self, refuse};
 use crate::memory::window::window_access;
 use crate::qp::Qp;
 
-/// Posts a list of sends. On an error, the requests before the failed one are posted, and `bad` points to the failed one.
+/// Posts a list of sends. On an error, the requests before the failed one are posted, and `bad` points to the failed
+/// one.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     first: *mut ibv_send_wr,

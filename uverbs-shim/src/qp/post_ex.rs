@@ -1,7 +1,7 @@
 //! Work requests step by step: `ibv_wr_start`, an operation, its data, the next operation, `ibv_wr_complete`.
 //!
-//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of them together; after
-//! an abort, none. Between start and complete or abort, the caller holds the QP's turn.
+//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of
+//! them together; after an abort, none. Between start and complete or abort, the caller holds the QP's turn.
 
 use std::ffi::{c_int, c_void};
 
@@ -66,7 +66,8 @@ unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
 /// # Safety
 /// As for [`with`].
 unsafe fn operation(qp: *mut ibv_qp_ex, opcode: WrOpcode, fill: impl FnOnce(&mut SendWr)) {
-    // SAFETY: the caller is between start and complete, so the QP lives, and no other thread accesses `wr_id` and `wr_flags`.
+    // SAFETY: the caller is between start and complete, so the QP lives, and no other thread accesses `wr_id` and
+    // `wr_flags`.
     unsafe {
         let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
         let next = send_flags("ibv_wr_start", flags).map(|flags| {
@@ -351,8 +352,8 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list
 /// # Safety
 /// The contract: after an operation, with bytes to read.
 unsafe fn set_inline(qp: *mut ibv_qp_ex, pieces: impl Iterator<Item = (*const u8, usize)>) {
-    // SAFETY: the caller has started an operation and holds the turn, so it has exclusive access to the batch; the pieces may be read, as
-    // it promises.
+    // SAFETY: the caller has started an operation and holds the turn, so it has exclusive access to the batch; the
+    // pieces may be read, as it promises.
     unsafe {
         with(qp, |_, batch| {
             if batch.current.is_some_and(|wr| !wr.opcode.may_be_inline()) {

@@ -1,5 +1,5 @@
-//! Connections whose ends agreed to selective repeat, between `rdma_init_qp_attr` and `ibv_modify_qp`: the attributes in between are the
-//! kernel's, which have no field for it.
+//! Connections whose ends agreed to selective repeat, between `rdma_init_qp_attr` and `ibv_modify_qp`: the attributes
+//! in between are the kernel's, which have no field for it.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

@@ -1,8 +1,9 @@
-//! Commands that programs write to the file (`rdma/rdma_user_cm.h`): a header, a structure, and for some commands the address of a
-//! response.
+//! Commands that programs write to the file (`rdma/rdma_user_cm.h`): a header, a structure, and for some commands the
+//! address of a response.
 //!
-//! A structure may be shorter than this library knows it: the rest is zero. Room for a response may be shorter than the response: it is
-//! truncated. As for the kernel, the program promises that pointers are valid; a null pointer is `EFAULT`.
+//! A structure may be shorter than this library knows it: the rest is zero. Room for a response may be shorter than the
+//! response: it is truncated. As for the kernel, the program promises that pointers are valid; a null pointer is
+//! `EFAULT`.
 
 use std::mem::{offset_of, size_of};
 use std::net::SocketAddr;
@@ -36,7 +37,8 @@ pub(super) struct Command<'a> {
     room: usize,
 }
 
-/// Splits a command into number, body and room for the response. Returns `None` if it is shorter than its header, or than its header says.
+/// Splits a command into number, body and room for the response. Returns `None` if it is shorter than its header, or
+/// than its header says.
 pub(super) fn parse(bytes: &[u8]) -> Option<(u32, &[u8], usize)> {
     let header: rdma_ucm_cmd_hdr = read(bytes.get(..size_of::<rdma_ucm_cmd_hdr>())?);
     let body = bytes.get(size_of::<rdma_ucm_cmd_hdr>()..)?.get(..header.in_.into())?;
@@ -314,7 +316,8 @@ impl Command<'_> {
         let request: rdma_ucm_join_ip_mcast = self.structure();
         let at = offset_of!(rdma_ucm_join_ip_mcast, addr);
         let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
-        // SAFETY: `response` is the command's address for its response, for which the command's caller promises the room.
+        // SAFETY: `response` is the command's address for its response, for which the command's caller promises the
+        // room.
         unsafe { self.join(request.id, request.uid, address, request.response) }
     }
 
@@ -325,7 +328,8 @@ impl Command<'_> {
         let flags = u32::from(request.join_flags);
         let known = flags == RDMA_MC_JOIN_FLAG_FULLMEMBER || flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
         let address = address.filter(|_| known).ok_or(libc::EINVAL)?;
-        // SAFETY: `response` is the command's address for its response, for which the command's caller promises the room.
+        // SAFETY: `response` is the command's address for its response, for which the command's caller promises the
+        // room.
         unsafe { self.join(request.id, request.uid, address, request.response) }
     }
 
@@ -368,7 +372,8 @@ pub(super) unsafe fn give(event: &Event, (_, body, room): (u32, &[u8], usize)) -
     let request: rdma_ucm_get_event = read(body);
     let response = answer::event(event);
     let bytes = bytes_of(&response);
-    // SAFETY: the response's address has the room that the header says, as the caller promises, and no more than that is written.
+    // SAFETY: the response's address has the room that the header says, as the caller promises, and no more than that
+    // is written.
     unsafe { put(request.response, &bytes[..bytes.len().min(room)]) }
 }
 

@@ -23,7 +23,8 @@ impl State {
     /// Starts to listen.
     ///
     /// # Errors
-    /// `EINVAL` if the identifier is not bound; `EADDRINUSE` or `EADDRNOTAVAIL` if another identifier shares its port; `ENOMEM`.
+    /// `EINVAL` if the identifier is not bound; `EADDRINUSE` or `EADDRNOTAVAIL` if another identifier shares its port;
+    /// `ENOMEM`.
     pub(super) fn listen(
         &mut self,
         cm: &mut Cm<'_>,
@@ -94,7 +95,8 @@ impl State {
     /// Accepts a request. Without parameters, confirms a reply: the QP is ready.
     ///
     /// # Errors
-    /// `EINVAL` if no request or reply is pending, or too much private data. The peer is then rejected, as by the kernel.
+    /// `EINVAL` if no request or reply is pending, or too much private data. The peer is then rejected, as by the
+    /// kernel.
     pub(super) fn accept(
         &mut self,
         cm: &mut Cm<'_>,

@@ -16,7 +16,8 @@ pub(super) const LIMIT: usize = 1 << 20;
 /// One bit for each descriptor.
 static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
 
-/// Returns true if a descriptor was one of the file's when last known. Takes no lock: this check is the only cost for other descriptors.
+/// Returns true if a descriptor was one of the file's when last known. Takes no lock: this check is the only cost for
+/// other descriptors.
 #[inline]
 pub(crate) fn is_ours(fd: c_int) -> bool {
     let Ok(fd) = usize::try_from(fd) else { return false };
@@ -40,8 +41,9 @@ pub(super) fn forget(fd: c_int) {
     mark(fd, false);
 }
 
-/// The mark of an event channel's open file: the signal that the file would send on input or output (`F_SETSIG`). An eventfd sends none, so
-/// the number has no effect, and nothing else sets it. All duplicates of the file have the mark, in children as well, and no other file has.
+/// The mark of an event channel's open file: the signal that the file would send on input or output (`F_SETSIG`). An
+/// eventfd sends none, so the number has no effect, and nothing else sets it. All duplicates of the file have the mark,
+/// in children as well, and no other file has.
 const MARK: c_int = 63;
 /// `F_SETSIG` and `F_GETSIG` of `fcntl(2)`.
 const F_SETSIG: c_int = 10;
@@ -59,12 +61,13 @@ pub(super) fn mark_file(file: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Returns true if a descriptor is one of the file's, and still refers to an event channel. Programs close descriptors without this library's
-/// knowledge (`close_range`, `closefrom`, direct system calls), and the next file gets the number, even another eventfd. Makes a system call:
-/// not for the fast path of other descriptors.
+/// Returns true if a descriptor is one of the file's, and still refers to an event channel. Programs close descriptors
+/// without this library's knowledge (`close_range`, `closefrom`, direct system calls), and the next file gets the
+/// number, even another eventfd. Makes a system call: not for the fast path of other descriptors.
 ///
-/// Descriptors that the library never hands out have no such check. If a process closes those as well (`closefrom(3)`), the engine's threads use
-/// numbers that may refer to other files: a check before each system call would not help, since another thread may reuse the number in between.
+/// Descriptors that the library never hands out have no such check. If a process closes those as well (`closefrom(3)`),
+/// the engine's threads use numbers that may refer to other files: a check before each system call would not help,
+/// since another thread may reuse the number in between.
 pub(super) fn is_still_ours(fd: c_int) -> bool {
     // SAFETY: a query about a number. A direct system call: callers keep `errno`.
     is_ours(fd) && unsafe { libc::syscall(libc::SYS_fcntl, fd, F_GETSIG) } == libc::c_long::from(MARK)
@@ -84,8 +87,8 @@ impl Descriptors {
         possible
     }
 
-    /// Returns the open file of a descriptor. Returns `None` for other descriptors, and if the program has closed it without this library's
-    /// knowledge and the number was reused.
+    /// Returns the open file of a descriptor. Returns `None` for other descriptors, and if the program has closed it
+    /// without this library's knowledge and the number was reused.
     pub(super) fn file(&self, fd: c_int) -> Option<u64> {
         self.0.get(&fd).copied().filter(|_| is_still_ours(fd))
     }

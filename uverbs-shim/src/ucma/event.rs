@@ -12,13 +12,14 @@ use super::descriptors;
 use crate::base::object::Errno;
 use crate::base::waiting::take_count_now;
 
-/// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never raised, nor does the kernel raise them for a program on RoCE:
+/// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never raised, nor does the kernel raise them for a program
+/// on RoCE:
 ///
 /// * ROUTE_ERROR is for queries to a subnet manager. An invalid route is an error of the call.
-/// * CONNECT_ERROR is raised by the kernel for its own QPs. For a program's QP, `librdmacm` raises it when the QP cannot be modified after
-///   CONNECT_RESPONSE.
-/// * ADDR_CHANGE is raised by `cma_netdev_change` only when a bonded interface fails over (`NETDEV_BONDING_FAILOVER`). An address that was
-///   removed is noticed when it is used.
+/// * CONNECT_ERROR is raised by the kernel for its own QPs. For a program's QP, `librdmacm` raises it when the QP
+///   cannot be modified after CONNECT_RESPONSE.
+/// * ADDR_CHANGE is raised by `cma_netdev_change` only when a bonded interface fails over (`NETDEV_BONDING_FAILOVER`).
+///   An address that was removed is noticed when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum EventType {
@@ -37,8 +38,8 @@ pub(super) enum EventType {
     TimeWaitExit = 15,
 }
 
-/// Connection parameters (`rdma_ucm_conn_param`): sent by one end, received by the other. Resources and depth are those from the view of
-/// the end that sends or receives them.
+/// Connection parameters (`rdma_ucm_conn_param`): sent by one end, received by the other. Resources and depth are those
+/// from the view of the end that sends or receives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectionFacts {
     pub(super) qpn: u32,
@@ -110,7 +111,8 @@ pub(super) struct Waiting {
     pub(super) event: Event,
 }
 
-/// Maximum number of pending events. Further events are dropped, as by a kernel without memory. Each identifier has a few at the most.
+/// Maximum number of pending events. Further events are dropped, as by a kernel without memory. Each identifier has a
+/// few at the most.
 const CAPACITY: usize = 1 << 16;
 
 /// An open file: pending events, counted by an eventfd of which the program has a duplicate.

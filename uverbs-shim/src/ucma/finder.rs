@@ -1,5 +1,5 @@
-//! Threads that resolve neighbours, so that no call of the program blocks. Jobs are polled step by step, so hosts that do not answer delay
-//! neither other jobs nor their own timeout.
+//! Threads that resolve neighbours, so that no call of the program blocks. Jobs are polled step by step, so hosts that
+//! do not answer delay neither other jobs nor their own timeout.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -86,8 +86,8 @@ impl State {
         }
     }
 
-    /// Reports that no host answered. For the kernel's programs, all causes look the same, after the timeouts; here, the status
-    /// distinguishes them.
+    /// Reports that no host answered. For the kernel's programs, all causes look the same, after the timeouts; here,
+    /// the status distinguishes them.
     fn handle_unreachable(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
         let peer = self.ids.get(handle).and_then(|id| id.destination);
         let peer = peer.map_or_else(String::new, |peer| peer.to_string());

@@ -1,4 +1,5 @@
-//! `/dev/infiniband/rdma_cm`: the interface of the kernel's connection manager for `librdmacm`, on top of [`roxie::cm`].
+//! `/dev/infiniband/rdma_cm`: the interface of the kernel's connection manager for `librdmacm`, on top of
+//! [`roxie::cm`].
 //!
 //! ```text
 //!  librdmacm      open, write, poll                       the stock library
@@ -10,11 +11,12 @@
 //!  roxie::cm      the protocol
 //! ```
 //!
-//! An open file is an eventfd that counts the pending events, so `poll`, `epoll` and `O_NONBLOCK` need no extra code. The program's
-//! descriptor is a duplicate of one that this library keeps: operations on the program's own descriptor cannot affect another file.
+//! An open file is an eventfd that counts the pending events, so `poll`, `epoll` and `O_NONBLOCK` need no extra code.
+//! The program's descriptor is a duplicate of one that this library keeps: operations on the program's own descriptor
+//! cannot affect another file.
 //!
-//! A call that blocks is a cancellation point, as with the kernel (`rping` ends threads by cancellation). The wait is in a frame without
-//! destructors; all other code runs with cancellation disabled.
+//! A call that blocks is a cancellation point, as with the kernel (`rping` ends threads by cancellation). The wait is
+//! in a frame without destructors; all other code runs with cancellation disabled.
 
 pub(crate) mod descriptors;
 
@@ -115,8 +117,8 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> CommandResult {
             set_errno(errno);
             return CommandResult::NotOurs;
         }
-        // The descriptor belongs to the parent, and is not usable here. A child that shares its parent's memory cannot know that in any
-        // case.
+        // The descriptor belongs to the parent, and is not usable here. A child that shares its parent's memory cannot
+        // know that in any case.
         report::info("rdma_cm", "this descriptor belongs to the process from which this one was forked");
         return CommandResult::Done(failed(libc::EIO) as isize);
     };
@@ -183,8 +185,8 @@ enum Finished {
     Done(isize),
     /// The event's identifier was destroyed meanwhile.
     TakenBack,
-    /// Another thread closed the descriptor after the call started. With the kernel, such a call never returns, and programs (`rping`) rely
-    /// on that.
+    /// Another thread closed the descriptor after the call started. With the kernel, such a call never returns, and
+    /// programs (`rping`) rely on that.
     Closed,
 }
 
@@ -248,9 +250,10 @@ impl Process {
         });
     }
 
-    /// Waits for the handler thread of a file's last descriptor before the file is closed. A thread that has acknowledged an event is about
-    /// to request the next one. In `rping`, the first thread ends the process if that thread then finds the file closed. Waiting gives
-    /// the thread time to enter its call, which then never returns. A thread that sleeps or has ended is not waited for.
+    /// Waits for the handler thread of a file's last descriptor before the file is closed. A thread that has
+    /// acknowledged an event is about to request the next one. In `rping`, the first thread ends the process if that
+    /// thread then finds the file closed. Waiting gives the thread time to enter its call, which then never returns. A
+    /// thread that sleeps or has ended is not waited for.
     fn wait_for_handler(&self, fd: c_int) {
         let until = Instant::now() + HANDLER_WAIT;
         loop {
@@ -278,7 +281,8 @@ fn is_running(thread: libc::pid_t) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
 }
 
-/// Handles a change of the port or the device. Called by the thread that runs the NIC, so the check is left to another thread.
+/// Handles a change of the port or the device. Called by the thread that runs the NIC, so the check is left to another
+/// thread.
 pub(crate) fn port_changed() {
     if let Some(process) = process::this() {
         process.check_device();
@@ -290,7 +294,8 @@ pub(crate) fn has_to_part() -> bool {
     process::this().is_some_and(Process::has_to_part)
 }
 
-/// Disconnects all peers, because the process is about to end. Waits at most `limit` for the answers of connected peers.
+/// Disconnects all peers, because the process is about to end. Waits at most `limit` for the answers of connected
+/// peers.
 pub(crate) fn part(limit: Duration) {
     if let Some(process) = process::this() {
         process.part(limit);

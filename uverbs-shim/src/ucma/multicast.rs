@@ -1,7 +1,7 @@
 //! Multicast groups: `rdma_join_multicast`, `rdma_leave_multicast`.
 //!
-//! On RoCE, a group is identified by its IP address. `librdmacm` attaches the QP when it receives the join event; the interface joins the
-//! group at that time.
+//! On RoCE, a group is identified by its IP address. `librdmacm` attaches the QP when it receives the join event; the
+//! interface joins the group at that time.
 
 use std::net::SocketAddr;
 
@@ -21,11 +21,12 @@ const MULTICAST_QPN: u32 = 0x00ff_ffff;
 const HOP_LIMIT: u8 = 64;
 
 impl State {
-    /// Joins a group. Returns the number of the membership. An event follows: success, or an error if the device has lost the identifier's
-    /// address. The error event has status 0, as in `cma_make_mc_event`.
+    /// Joins a group. Returns the number of the membership. An event follows: success, or an error if the device has
+    /// lost the identifier's address. The error event has status 0, as in `cma_make_mc_event`.
     ///
     /// # Errors
-    /// `EINVAL` if the identifier is not bound to the device or not for datagrams, or the address is not multicast; `ENOMEM`.
+    /// `EINVAL` if the identifier is not bound to the device or not for datagrams, or the address is not multicast;
+    /// `ENOMEM`.
     pub(super) fn join(
         &mut self,
         around: &GidLookup<'_>,

@@ -1,5 +1,5 @@
-//! Port numbers of `rdma_cm`. Processes that share a device share its ports, and the device's NIC or socket group resolves conflicts
-//! (`roxie::roster`). A process that has not opened the device keeps its own ports.
+//! Port numbers of `rdma_cm`. Processes that share a device share its ports, and the device's NIC or socket group
+//! resolves conflicts (`roxie::roster`). A process that has not opened the device keeps its own ports.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -53,8 +53,8 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Moves the ports to those shared by all processes of the device. To listen on a port that another process has by now fails, as
-    /// `rdma_bind_addr` would have.
+    /// Moves the ports to those shared by all processes of the device. To listen on a port that another process has by
+    /// now fails, as `rdma_bind_addr` would have.
     pub(super) fn share(&mut self, slot: &DeviceSlot) {
         if self.slot.is_none() {
             self.slot = Some(slot.clone());
@@ -86,8 +86,8 @@ impl Ports {
     /// Binds a port for its owner.
     ///
     /// # Errors
-    /// `EADDRINUSE` if the port is taken on the same address, `EADDRNOTAVAIL` if one of the two is bound to all addresses; `EACCES` if the
-    /// NIC reserves it for root.
+    /// `EADDRINUSE` if the port is taken on the same address, `EADDRNOTAVAIL` if one of the two is bound to all
+    /// addresses; `EACCES` if the NIC reserves it for root.
     pub(super) fn take(&mut self, space: Space, port: u16, owner: Owner) -> Result<(), Errno> {
         self.request(PortRequest::Bind(owner.bound(space, port))).map(drop)
     }

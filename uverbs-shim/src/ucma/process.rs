@@ -1,7 +1,7 @@
 //! Per-process objects: state, NIC, and the connection manager on the NIC.
 //!
-//! A forked process finds its parent's objects unusable, and creates its own. A process that shares its parent's memory until it executes a
-//! program (`vfork`) must not modify anything.
+//! A forked process finds its parent's objects unusable, and creates its own. A process that shares its parent's memory
+//! until it executes a program (`vfork`) must not modify anything.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -112,8 +112,8 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     Ok(process)
 }
 
-/// Hands a table of connections to the process that outlives this one: the NIC that serves it, else its launcher. `None`: there is
-/// neither.
+/// Hands a table of connections to the process that outlives this one: the NIC that serves it, else its launcher.
+/// `None`: there is neither.
 fn outliver(slot: Option<&DeviceSlot>) -> Option<OrphanTable> {
     if let Some(table) = slot.and_then(|slot| slot.orphans().ok()?) {
         return Some(table);
@@ -155,7 +155,8 @@ impl Process {
         RandomState::new().build_hasher().finish()
     }
 
-    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before the state's.
+    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before the
+    /// state's.
     pub(super) fn with<R>(&self, call: impl FnOnce(&mut State, Option<Cm<'_>>) -> R) -> R {
         match self.service.get() {
             Some(service) => service.with(|manager, _, now| {
@@ -165,7 +166,8 @@ impl Process {
         }
     }
 
-    /// Calls with the state and the connection manager, which is started if necessary. Starting it claims the interface.
+    /// Calls with the state and the connection manager, which is started if necessary. Starting it claims the
+    /// interface.
     ///
     /// # Errors
     /// If the manager cannot be started.
@@ -256,9 +258,9 @@ impl Process {
         self.state().bind(channel, handle, address, address_owner, &rules)
     }
 
-    /// Binds an identifier for the program, and claims the interface for later calls. Some servers send their address to the client before
-    /// they listen (qperf). The client's request then finds a manager that lets it wait for the listener, rather than a port that is still
-    /// being opened, which takes longer.
+    /// Binds an identifier for the program, and claims the interface for later calls. Some servers send their address
+    /// to the client before they listen (qperf). The client's request then finds a manager that lets it wait for the
+    /// listener, rather than a port that is still being opened, which takes longer.
     pub(super) fn bind_for_use(
         &'static self,
         channel: u64,
@@ -268,8 +270,8 @@ impl Process {
         let ip = address.ip();
         // A client cannot be told a loopback address. Libraries bind to it only to probe for devices.
         if !ip.is_loopback() && (ip.is_unspecified() || self.address_owner(ip) == AddressOwner::Device) {
-            // Started before the bind, so that ports of other processes are known. Errors are ignored here: a call that needs the interface
-            // will report them.
+            // Started before the bind, so that ports of other processes are known. Errors are ignored here: a call that
+            // needs the interface will report them.
             let _ = self.try_service();
         }
         self.bind(channel, handle, address)
@@ -283,10 +285,12 @@ impl Process {
         self.connected("rdma_listen", |state, cm| state.listen(cm, channel, handle, backlog))
     }
 
-    /// Resolves a destination address: binds the identifier if necessary, and leaves the rest to a thread that may block.
+    /// Resolves a destination address: binds the identifier if necessary, and leaves the rest to a thread that may
+    /// block.
     ///
     /// # Errors
-    /// The errors of [`State::bind`] and [`State::begin_resolution`]; routing errors (`ENETUNREACH`), which need no waiting.
+    /// The errors of [`State::bind`] and [`State::begin_resolution`]; routing errors (`ENETUNREACH`), which need no
+    /// waiting.
     pub(super) fn resolve_address(
         &'static self,
         channel: u64,
@@ -326,8 +330,9 @@ impl Process {
         })
     }
 
-    /// Returns the device's address for a destination that stands for the device: an unspecified address, or a loopback address that is not
-    /// a device's (`cma_resolve_loopback`). The kernel resolves such an address too, but rejects the route on RoCE.
+    /// Returns the device's address for a destination that stands for the device: an unspecified address, or a loopback
+    /// address that is not a device's (`cma_resolve_loopback`). The kernel resolves such an address too, but rejects
+    /// the route on RoCE.
     fn itself(&self, destination: SocketAddr) -> Option<SocketAddr> {
         let own: Vec<IpAddr> = self.nic.device.gids().iter().map(|entry| entry.gid.to_ip()).collect();
         own_address(destination.ip(), &own).map(|own| SocketAddr::new(own, destination.port()))
@@ -369,7 +374,8 @@ impl Process {
         JobStep::Done
     }
 
-    /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not answered yet.
+    /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not
+    /// answered yet.
     fn query_path(&self, search: &Search) -> Result<bool, Errno> {
         let (local, remote) = (search.local, search.query.destination.ip());
         if self.address_owner(local) != AddressOwner::Device {
@@ -402,8 +408,9 @@ impl Process {
         if self.nic.device.gids().iter().any(|entry| entry.gid == Gid::from(address)) {
             return AddressOwner::Device;
         }
-        // The kernel only binds a socket to an address of the host. Cheaper than listing the addresses of all interfaces, which takes 1 ms:
-        // a server that listens a second time races with its client, which already knows the address.
+        // The kernel only binds a socket to an address of the host. Cheaper than listing the addresses of all
+        // interfaces, which takes 1 ms: a server that listens a second time races with its client, which already knows
+        // the address.
         if UdpSocket::bind((address, 0)).is_ok() { AddressOwner::Host } else { AddressOwner::Unknown }
     }
 

@@ -28,8 +28,9 @@ pub(super) struct Query {
     pub(super) destination: SocketAddr,
 }
 
-/// Returns the first address of `own` with the destination's family and more than link-local scope, if the destination is unspecified or a
-/// loopback address. Returns `None` for other destinations, and for a loopback address of the device.
+/// Returns the first address of `own` with the destination's family and more than link-local scope, if the destination
+/// is unspecified or a loopback address. Returns `None` for other destinations, and for a loopback address of the
+/// device.
 pub(super) fn own_address(destination: IpAddr, own: &[IpAddr]) -> Option<IpAddr> {
     let names_none = destination.is_loopback() || destination.is_unspecified();
     let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
@@ -57,7 +58,8 @@ impl State {
         Ok(Query { handle, resolution: id.resolution, source, destination })
     }
 
-    /// Returns true while the result of a resolution is awaited: the identifier exists, and has not started another resolution.
+    /// Returns true while the result of a resolution is awaited: the identifier exists, and has not started another
+    /// resolution.
     pub(super) fn awaits(&mut self, query: &Query) -> bool {
         let id = self.ids.get_mut(query.handle);
         id.is_some_and(|id| (id.stage, id.resolution) == (IdState::AddressQuery, query.resolution))
@@ -115,13 +117,13 @@ impl State {
         Ok(())
     }
 
-    /// Sets the route from the program's path record (`RDMA_OPTION_IB_PATH`, an array of `ib_path_rec_data`), in place of resolving it. The
-    /// first record that is valid for both directions and for management is used (`ucma_set_ib_path`). Its flow label is ignored: a route's
-    /// flow label is computed from the ports.
+    /// Sets the route from the program's path record (`RDMA_OPTION_IB_PATH`, an array of `ib_path_rec_data`), in place
+    /// of resolving it. The first record that is valid for both directions and for management is used
+    /// (`ucma_set_ib_path`). Its flow label is ignored: a route's flow label is computed from the ports.
     ///
     /// # Errors
-    /// `EINVAL` if the destination is not resolved, no record is suitable or it is for another route, or its MTU is invalid or above
-    /// `largest`. The kernel detects GIDs of another route only when it connects.
+    /// `EINVAL` if the destination is not resolved, no record is suitable or it is for another route, or its MTU is
+    /// invalid or above `largest`. The kernel detects GIDs of another route only when it connects.
     pub(super) fn take_path(
         &mut self,
         channel: u64,

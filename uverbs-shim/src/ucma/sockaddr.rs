@@ -61,8 +61,8 @@ pub(super) fn write(address: Option<SocketAddr>, to: &mut [u8]) -> usize {
     }
 }
 
-/// Writes an address as `sockaddr_ib`, for `RDMA_USER_CM_QUERY_GID` (`include/uapi/rdma/ib_user_sa.h`, `rdma/ib.h`): family, partition key,
-/// flow label, GID, service ID with its mask, scope.
+/// Writes an address as `sockaddr_ib`, for `RDMA_USER_CM_QUERY_GID` (`include/uapi/rdma/ib_user_sa.h`, `rdma/ib.h`):
+/// family, partition key, flow label, GID, service ID with its mask, scope.
 pub(super) fn write_ib(gid: [u8; 16], pkey: u16, service: u64, to: &mut [u8]) -> usize {
     const LEN: usize = 48;
     to[..2].copy_from_slice(&AF_IB.to_ne_bytes());

@@ -165,8 +165,8 @@ impl State {
         self.ids.iter().map(entry).collect()
     }
 
-    /// Destroys an identifier. Returns the number of its events that the program has fetched. Pending events are removed, and a connecting
-    /// or connected peer is informed.
+    /// Destroys an identifier. Returns the number of its events that the program has fetched. Pending events are
+    /// removed, and a connecting or connected peer is informed.
     ///
     /// # Errors
     /// As for [`State::id`].
@@ -214,8 +214,8 @@ impl State {
     /// Binds an identifier to an address, and to a port if it has none: `rdma_bind_addr`.
     ///
     /// # Errors
-    /// `EINVAL` if it is bound already; `EADDRNOTAVAIL` or `ENODEV` for an address that is not the host's or not the device's; `EACCES` for
-    /// a privileged port; `EADDRINUSE` or `EADDRNOTAVAIL` for a port that is taken.
+    /// `EINVAL` if it is bound already; `EADDRNOTAVAIL` or `ENODEV` for an address that is not the host's or not the
+    /// device's; `EACCES` for a privileged port; `EADDRINUSE` or `EADDRNOTAVAIL` for a port that is taken.
     pub(super) fn bind(
         &mut self,
         channel: u64,
@@ -228,8 +228,8 @@ impl State {
         if id.stage != IdState::Idle {
             return Err(libc::EINVAL);
         }
-        // As in the kernel, a loopback address that is not a device's stands for all addresses (`cma_any_addr`): it reserves the port, and
-        // is not yet on a device.
+        // As in the kernel, a loopback address that is not a device's stands for all addresses (`cma_any_addr`): it
+        // reserves the port, and is not yet on a device.
         let loopback = address_owner != AddressOwner::Device && address.ip().is_loopback();
         let specific = !address.ip().is_unspecified() && !loopback;
         match address_owner {
@@ -261,7 +261,8 @@ impl State {
         SocketAddr::new(any(v4), 0)
     }
 
-    /// Moves an identifier to another file, with its pending events. Returns the number of its events that the program has fetched.
+    /// Moves an identifier to another file, with its pending events. Returns the number of its events that the program
+    /// has fetched.
     ///
     /// # Errors
     /// As for [`State::id`].
@@ -306,7 +307,8 @@ impl State {
         }
     }
 
-    /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting it will fail.
+    /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting
+    /// it will fail.
     pub(super) fn queue_event(&mut self, handle: u32, what: EventType, status: i32, facts: Facts) {
         let Some(id) = self.ids.get(handle) else { return };
         if id.uid == 0 {

@@ -1,7 +1,8 @@
 //! `roxie demo congestion`: more senders than a link can carry, in virtual time and with real frames.
 //!
-//! [`scenario`] holds what both runs share. [`simulated`] plays it with simulated hosts, [`real`] with unmodified programs
-//! and a forwarder that takes their frames through the same switch. [`trace`] samples a run, [`report`] and [`chart`] show it.
+//! [`scenario`] holds what both runs share. [`simulated`] plays it with simulated hosts, [`real`] with unmodified
+//! programs and a forwarder that takes their frames through the same switch. [`trace`] samples a run, [`report`] and
+//! [`chart`] show it.
 
 mod chart;
 mod real;

@@ -1,4 +1,5 @@
-//! Plays the scenario with real frames: `ib_write_bw` under `roxie run` in network namespaces, with a forwarder between them.
+//! Plays the scenario with real frames: `ib_write_bw` under `roxie run` in network namespaces, with a forwarder between
+//! them.
 
 use std::net::IpAddr;
 use std::process::{Command, Stdio};

@@ -164,9 +164,9 @@ impl Scenario {
 
 /// Returns DCQCN with the step and timers of its paper (SIGCOMM'15, section 5) scaled to this network.
 ///
-/// In the paper, a timer of 55 us is one round trip, and a step is a thousandth of the 40 Gb/s. Here a round trip crosses six
-/// links and two hosts in software. A timer of several round trips lets a sender see the effect of its last step. The step is
-/// larger, but grows less than the timer.
+/// In the paper, a timer of 55 us is one round trip, and a step is a thousandth of the 40 Gb/s. Here a round trip
+/// crosses six links and two hosts in software. A timer of several round trips lets a sender see the effect of its last
+/// step. The step is larger, but grows less than the timer.
 fn scaled(rate: LinkRate, delay: Nanos) -> String {
     /// Time from a packet to its answer within a host, in us.
     const HOST: f64 = 200.0;

@@ -31,8 +31,8 @@ pub(super) struct Connection {
     pub(super) pair: Pair,
 }
 
-/// Listens at the target, and returns a request for a connection to it, which `change` changes. Adapter and communication ID are new: a
-/// manager may remember those of an earlier run.
+/// Listens at the target, and returns a request for a connection to it, which `change` changes. Adapter and
+/// communication ID are new: a manager may remember those of an earlier run.
 pub(super) fn request(bench: &mut Bench, change: impl FnOnce(&mut Req)) -> Script<Req> {
     let family = if bench.wire.target().is_ipv4() { 4 } else { 6 };
     let port = bench.agent.ask(&format!("listen family={family}"))?.number("port")? as u16;
@@ -155,7 +155,8 @@ pub(super) fn agree(bench: &mut Bench, dreq: &Answer) -> Script {
     bench.send(&message(&CmMessage::Drep(drep), dreq.tid))
 }
 
-/// Runs a script, then frees its connections at the target and agrees to their end, so that no DREQ comes during a later check.
+/// Runs a script, then frees its connections at the target and agrees to their end, so that no DREQ comes during a
+/// later check.
 pub(super) fn ending(bench: &mut Bench, script: fn(&mut Bench) -> Script) -> Script {
     let result = script(bench);
     let ended = bench.end();

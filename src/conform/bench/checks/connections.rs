@@ -1,5 +1,5 @@
-//! Connection management (chapter 12), as it is seen by an end without a connection: each message goes to QP1, and needs no program that listens
-//! at the target.
+//! Connection management (chapter 12), as it is seen by an end without a connection: each message goes to QP1, and
+//! needs no program that listens at the target.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Connections that the connection manager establishes and ends (chapter 12), with the bench as the active side. The QPs of a connection
-//! follow what both messages have agreed.
+//! Connections that the connection manager establishes and ends (chapter 12), with the bench as the active side. The
+//! QPs of a connection follow what both messages have agreed.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
-//! The table of checks, by chapter. Each script reads as the rule does: what is sent, what must come, what must not have happened.
+//! The table of checks, by chapter. Each script reads as the rule does: what is sent, what must come, what must not
+//! have happened.
 //!
-//! Packets are expected in words: `ACK+0 msn 1` is an acknowledgement of the PSN 0 after the first, with the message sequence
-//! number 1.
+//! Packets are expected in words: `ACK+0 msn 1` is an acknowledgement of the PSN 0 after the first, with the message
+//! sequence number 1.
 
 use crate::bench::Pair;
 use crate::check::{Check, Need};

@@ -1,4 +1,5 @@
-//! Packet sequence numbers at a responder: duplicates, gaps, the two halves of the circle, message sequence numbers (9.7.1, 9.7.5).
+//! Packet sequence numbers at a responder: duplicates, gaps, the two halves of the circle, message sequence numbers
+//! (9.7.1, 9.7.5).
 
 use roxie_wire::Opcode;
 

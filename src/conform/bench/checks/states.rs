@@ -51,7 +51,8 @@ pub(super) fn checks() -> Vec<Check> {
             let rc = bench.rc()?;
             bench.receive(&rc, 64, 1)?;
             bench.tell(&rc, "modify", "to=err")?;
-            // A device may flush after the modify returns: a receive that is posted meanwhile would be flushed with the first.
+            // A device may flush after the modify returns: a receive that is posted meanwhile would be flushed with the
+            // first.
             bench.completes(&rc, &[(0, FLUSHED)])?;
             bench.settle()?;
             bench.receive(&rc, 64, 1)?;

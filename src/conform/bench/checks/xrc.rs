@@ -1,4 +1,5 @@
-//! Extended reliable connections (annex A14): requests of a peer name the shared receive queue that takes them, by its number.
+//! Extended reliable connections (annex A14): requests of a peer name the shared receive queue that takes them, by its
+//! number.
 
 use roxie_wire::Opcode;
 
@@ -9,7 +10,8 @@ use crate::check::{Chapter, Check, Need, Role};
 use crate::service::Service;
 use crate::verdict::{Script, must};
 
-/// Makes a shared receive queue in an XRC domain of the agent. Returns the agent's number, and that which requests name.
+/// Makes a shared receive queue in an XRC domain of the agent. Returns the agent's number, and that which requests
+/// name.
 fn queue(bench: &mut Bench, domain: u8) -> Script<(u64, u32)> {
     let made = bench.agent.ask(&format!("srq domain={domain}"))?;
     let (id, srqn) = (made.number("qp")?, made.word32("srqn")?);

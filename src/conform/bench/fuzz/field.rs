@@ -1,5 +1,5 @@
-//! The target's side of a sequence: regions that packets may and may not reach, a queue pair of its own for each sequence, and what is
-//! there afterwards.
+//! The target's side of a sequence: regions that packets may and may not reach, a queue pair of its own for each
+//! sequence, and what is there afterwards.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

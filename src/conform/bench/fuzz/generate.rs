@@ -1,4 +1,5 @@
-//! Sequences between valid and invalid, from a seed: valid messages, repetitions, and packets of which one or two fields are wrong.
+//! Sequences between valid and invalid, from a seed: valid messages, repetitions, and packets of which one or two
+//! fields are wrong.
 
 use roxie_base::random::splitmix;
 use roxie_wire::Opcode;

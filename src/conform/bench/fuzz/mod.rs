@@ -152,7 +152,8 @@ impl<'a> Campaign<'a> {
         Ok(found)
     }
 
-    /// Plays a sequence to a target that is there, and waits for it if it is gone afterwards. Returns a finding of this kind.
+    /// Plays a sequence to a target that is there, and waits for it if it is gone afterwards. Returns a finding of this
+    /// kind.
     fn repeats(&mut self, sequence: &Sequence, kind: Kind) -> Option<Finding> {
         if Instant::now() > self.until || self.is_gone {
             return None;
@@ -166,8 +167,8 @@ impl<'a> Campaign<'a> {
         Some(found).filter(|found| found.kind == kind)
     }
 
-    /// Plays a sequence with a finding again. Returns the shortest one that has a finding of this kind; `None` if it does not repeat. One
-    /// that the target did not survive is told in any case.
+    /// Plays a sequence with a finding again. Returns the shortest one that has a finding of this kind; `None` if it
+    /// does not repeat. One that the target did not survive is told in any case.
     fn shrunk(&mut self, sequence: &Sequence, found: Finding) -> Option<(Finding, Sequence)> {
         let kind = found.kind;
         self.is_gone = kind == Kind::Gone && !self.comes_back();
@@ -193,8 +194,8 @@ fn abilities(bench: &Bench) -> Abilities {
     Abilities { has_raw: bench.wire.sees_headers(), has_atomics: bench.device_number("atomic_cap") > 0 }
 }
 
-/// Fuzzes a target. Returns an outcome for each service. `again` is asked for the agent of a target that is gone, `progress` hears the
-/// number of packets sent.
+/// Fuzzes a target. Returns an outcome for each service. `again` is asked for the agent of a target that is gone,
+/// `progress` hears the number of packets sent.
 ///
 /// # Errors
 /// If the agent refuses what fuzzing needs, or the target is lost before the first packet.

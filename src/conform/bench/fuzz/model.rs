@@ -1,7 +1,9 @@
-//! A reference model of a responder: after each packet, every state in which the specification allows the queue pair to be.
+//! A reference model of a responder: after each packet, every state in which the specification allows the queue pair to
+//! be.
 //!
-//! Where the specification leaves a choice, or where both reactions do no harm, the model follows both. A packet that it cannot follow
-//! makes it loose: effects of the sequence are then not compared, and memory that no packet may reach still is.
+//! Where the specification leaves a choice, or where both reactions do no harm, the model follows both. A packet that
+//! it cannot follow makes it loose: effects of the sequence are then not compared, and memory that no packet may reach
+//! still is.
 
 use std::collections::HashSet;
 
@@ -163,7 +165,8 @@ impl Step<'_> {
         }
     }
 
-    /// UC: a packet that begins a message is taken whatever its PSN; another one continues the message, or nothing (9.8.2.2).
+    /// UC: a packet that begins a message is taken whatever its PSN; another one continues the message, or nothing
+    /// (9.8.2.2).
     fn next_uc(&self, state: State) -> Vec<State> {
         let is_send = self.info.operation == Operation::Send;
         let goes_on = self.packet.psn == state.next
@@ -232,7 +235,8 @@ impl Step<'_> {
         State { next: self.packet.psn + self.packet.draft.span(), ..state }
     }
 
-    /// True if the payload has the length that its position asks for: the path MTU, or up to it at the end of a message.
+    /// True if the payload has the length that its position asks for: the path MTU, or up to it at the end of a
+    /// message.
     fn has_full_length(&self) -> bool {
         let length = self.packet.draft.length;
         match self.info.position {
@@ -268,7 +272,8 @@ impl Step<'_> {
         if self.has_full_length() { vec![done] } else { with(refused(state), done) }
     }
 
-    /// Returns the offset of `length` bytes at `va` in the granted region; `None` if they are not all there or `rkey` is not its key.
+    /// Returns the offset of `length` bytes at `va` in the granted region; `None` if they are not all there or `rkey`
+    /// is not its key.
     fn granted(&self, rkey: u32, va: u64, length: u64) -> Option<usize> {
         let region = self.regions.of(Place::Granted);
         within(region.addr, va, length).filter(|_| rkey == region.rkey)
@@ -346,7 +351,8 @@ impl Step<'_> {
         })
     }
 
-    /// Executes a READ or an atomic. Payload in the request, or more requests than the queue pair takes at a time, may be refused.
+    /// Executes a READ or an atomic. Payload in the request, or more requests than the queue pair takes at a time, may
+    /// be refused.
     fn counted(&self, state: State, execute: impl FnOnce(&mut State)) -> Vec<State> {
         let mut done = self.passed(state.clone());
         done.reads += 1;

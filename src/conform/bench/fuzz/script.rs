@@ -68,8 +68,8 @@ pub(crate) struct Sent<'a> {
 }
 
 impl Sequence {
-    /// Returns the packets with their PSNs. A packet in order moves the PSN on, with UC one ahead as well, unless the target must drop it
-    /// whatever comes before.
+    /// Returns the packets with their PSNs. A packet in order moves the PSN on, with UC one ahead as well, unless the
+    /// target must drop it whatever comes before.
     pub(crate) fn sent(&self) -> Vec<Sent<'_>> {
         let mut sent: Vec<Sent<'_>> = Vec::new();
         let mut next = Psn::new(self.first);

@@ -1,5 +1,5 @@
-//! Attempts to shrink an input that fails (delta debugging, Zeller and Hildebrandt 2002), of any kind: packets for a target, scripts of a
-//! simulation.
+//! Attempts to shrink an input that fails (delta debugging, Zeller and Hildebrandt 2002), of any kind: packets for a
+//! target, scripts of a simulation.
 
 /// What tells whether a smaller input still fails, and how often it may be asked.
 pub struct Tries<'a, T> {

@@ -1,4 +1,5 @@
-//! Two foreign peers: what a wire does to their packets, and what the packets that pass, or a capture has, say about both.
+//! Two foreign peers: what a wire does to their packets, and what the packets that pass, or a capture has, say about
+//! both.
 //!
 //! ```text
 //! scripts -> an operation, rules of `roxie wire`, and what must follow
@@ -6,9 +7,10 @@
 //! rules   -> what must hold                                    (Rule, Tally)
 //! ```
 //!
-//! The wire shows each frame twice: as it comes from its sender, and as it leaves to its receiver, if it does. What the receiver has
-//! is known from the second, what it does from the first. A capture shows it once: what was lost behind a capture of the sender, or before
-//! one of the receiver, makes no rule stricter than it is, and what a capture lacks is said ([`Ruling::undecided`]).
+//! The wire shows each frame twice: as it comes from its sender, and as it leaves to its receiver, if it does. What the
+//! receiver has is known from the second, what it does from the first. A capture shows it once: what was lost behind a
+//! capture of the sender, or before one of the receiver, makes no rule stricter than it is, and what a capture lacks is
+//! said ([`Ruling::undecided`]).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -53,13 +55,13 @@ pub struct WireJudge {
     answers: HashMap<Key, usize>,
     /// Queue pairs of requests for communication and their path MTU code, by the sender and its communication ID.
     requests: HashMap<(IpAddr, CommId), (Qpn, u8)>,
-    /// What the connection manager has agreed on for the next stream with a key.
+    /// Agreements of the connection manager for the next stream with a key.
     agreed: HashMap<Key, Agreed>,
     /// The key of the requests that responses with a key are for, as the connection manager said it.
     pairs: HashMap<Key, Key>,
     tally: Tally,
     packets: u64,
-    /// Queue pairs whose packets are not judged: there are too many.
+    /// Packets that are not judged, as there are too many queue pairs.
     unjudged: u64,
     /// True if the packets are a capture's, which may lack some.
     is_captured: bool,
@@ -82,7 +84,7 @@ pub struct Ruling {
     pub rule: &'static str,
     /// Clause of the specification.
     pub clause: &'static str,
-    /// What the rule asks.
+    /// The rule.
     pub asks: &'static str,
     /// Number of times that it was kept, and broken.
     pub kept: u64,
@@ -112,13 +114,14 @@ fn key_of(packet: &Packet) -> Key {
 }
 
 impl WireJudge {
-    /// A judge of packets that were captured. `is_selective`: all peers have agreed to selective repeat, as two Roxies may. Peers that say so to
-    /// the connection manager, or acknowledge so, are known without it.
+    /// A judge of packets that were captured. `is_selective`: all peers have agreed to selective repeat, as two Roxies
+    /// may. Peers that say so to the connection manager, or acknowledge so, are known without it.
     pub fn of_capture(is_selective: bool) -> WireJudge {
         WireJudge { is_captured: true, is_selective, ..WireJudge::default() }
     }
 
-    /// Takes an undamaged packet of a capture, from the frame with this number. `is_own`: the host that captured it has sent it.
+    /// Takes an undamaged packet of a capture, from the frame with this number. `is_own`: the host that captured it has
+    /// sent it.
     pub fn captured(&mut self, packet: &Packet, frame: u64, now: Nanos, is_own: bool) {
         if !matches!(packet.info().service, Service::Rc | Service::Xrc) {
             return;
@@ -128,7 +131,8 @@ impl WireJudge {
         self.deliver(packet, key, now);
     }
 
-    /// Takes a message of the connection manager from an address to another: the sender's queue pair begins a new connection.
+    /// Takes a message of the connection manager from an address to another: the sender's queue pair begins a new
+    /// connection.
     pub fn connected(&mut self, from: IpAddr, to: IpAddr, message: &CmMessage) {
         let has_room = self.pairs.len() < 2 * MOST_STREAMS && self.requests.len() < MOST_STREAMS;
         let mut is_selective = false;
@@ -220,8 +224,8 @@ impl WireJudge {
         }
     }
 
-    /// Returns the stream of requests that a response is for. A BTH names its receiver only: the connection manager's messages
-    /// decide, or the PSN.
+    /// Returns the stream of requests that a response is for. A BTH names its receiver only: the connection manager's
+    /// messages decide, or the PSN.
     fn asked(&mut self, key: Key, packet: &Packet) -> Option<usize> {
         let (from, to, _) = key;
         let psn = packet.bth.psn;
@@ -235,7 +239,7 @@ impl WireJudge {
         let fitting: Vec<usize> =
             self.streams.iter().enumerate().filter(|(_, entry)| fits(entry)).map(|(at, _)| at).collect();
         let [found] = fitting[..] else {
-            // They cannot be told apart yet.
+            // The streams cannot be told apart yet.
             fitting.iter().for_each(|at| self.streams[*at].1.misses_answers = true);
             return None;
         };
@@ -287,12 +291,14 @@ impl WireJudge {
         self.streams.iter().filter(|(_, stream)| stream.has_atomics).count() > 1
     }
 
-    /// Returns the number of packets of reliable connections, and of those that are not judged, as there are too many queue pairs.
+    /// Returns the number of packets of reliable connections, and of those that are not judged, as there are too many
+    /// queue pairs.
     pub fn packets(&self) -> (u64, u64) {
         (self.packets, self.unjudged)
     }
 
-    /// Returns the outcome of each rule, and of the script's own if there is one, for a wire that did `what` to the packets.
+    /// Returns the outcome of each rule, and of the script's own if there is one, for a wire that did `what` to the
+    /// packets.
     pub fn outcomes(&mut self, now: Nanos, what: &str, script: Option<&WireScript>) -> Vec<Outcome> {
         self.conclude(now);
         let outcome = |name: String, clause: &str, asks: &str, verdict, came: String| Outcome {

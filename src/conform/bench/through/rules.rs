@@ -1,4 +1,4 @@
-//! What must hold for the packets of a reliable connection, whatever is lost, repeated or reordered on their way.
+//! Rules for the packets of a reliable connection, whatever is lost, repeated or reordered on their way.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -157,7 +157,7 @@ pub(super) struct Scene {
     pub(super) is_own: bool,
 }
 
-/// What was seen of each rule.
+/// Counts and findings of each rule.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) scene: Scene,
@@ -168,7 +168,7 @@ pub(super) struct Tally {
     pub(super) naks: u64,
 }
 
-/// What was seen of a rule.
+/// Counts and findings of a rule.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OfRule {
     pub(super) kept: u64,

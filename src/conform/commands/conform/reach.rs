@@ -41,8 +41,8 @@ pub(super) fn device(text: &str) -> Result<String, String> {
     if fits { Ok(text.to_owned()) } else { Err("a device has a name such as mlx5_0".into()) }
 }
 
-/// Returns the commands for the target's shell: takes the source from standard input, compiles it, and serves what follows. The agent ends
-/// at the end of its input, also if `ssh` or the bench is killed.
+/// Returns the commands for the target's shell: takes the source from standard input, compiles it, and serves what
+/// follows. The agent ends at the end of its input, also if `ssh` or the bench is killed.
 fn commands(device: Option<&str>) -> String {
     let device = device.map(|name| format!(" -d {name}")).unwrap_or_default();
     let length = SOURCE.len();

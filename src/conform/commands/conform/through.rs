@@ -131,7 +131,8 @@ impl Through<'_> {
         Ok(outcomes)
     }
 
-    /// Runs the command, then ends what it has left. Returns its status; `None` if it was ended because its time was up.
+    /// Runs the command, then ends what it has left. Returns its status; `None` if it was ended because its time was
+    /// up.
     fn play(&self, script: &WireScript) -> Result<Option<ExitStatus>, Ended> {
         let mut command = Command::new("sh");
         command.args(["-c", self.play]).env("ROXIE_OPERATION", script.operation());
@@ -156,7 +157,8 @@ fn ends_within(child: &mut Child, limit: Duration) -> std::io::Result<Option<Exi
     }
 }
 
-/// Ends the processes of a command's group by SIGTERM, then by SIGKILL. The number of a group is not used again while a process is in it.
+/// Ends the processes of a command's group by SIGTERM, then by SIGKILL. The number of a group is not used again while a
+/// process is in it.
 fn end_group(command: &mut Child) {
     let group = Pid::from_raw(command.id().cast_signed());
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {

@@ -1,4 +1,4 @@
-//! `roxie judge`: what a capture of anybody's reliable connections says about both ends.
+//! `roxie judge`: what a capture of reliable connections says about the two ends.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -23,7 +23,7 @@ pub(super) struct Judgement {
     pub(super) captures: Vec<Judged>,
 }
 
-/// What was seen in a capture.
+/// The verdicts about a capture.
 #[derive(Debug, Serialize)]
 pub(super) struct Judged {
     pub(super) file: String,

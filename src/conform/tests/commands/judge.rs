@@ -103,7 +103,7 @@ fn broken_rule_names_side_frames_and_ladder() {
 }
 
 #[test]
-fn what_is_no_capture_is_refused() {
+fn other_files_than_captures_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x");
     fs::write(&file, "no capture").unwrap();

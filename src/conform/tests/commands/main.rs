@@ -1,5 +1,5 @@
-//! `roxie judge`, `roxie wire` and `roxie conform --through` as a user runs them, with `roxie perf` at both ends. Tests with a network need root, and are
-//! skipped with a message without it.
+//! `roxie judge`, `roxie wire` and `roxie conform --through` as a user runs them, with `roxie perf` at both ends. Tests
+//! with a network need root, and are skipped with a message without it.
 
 #[path = "../../../../tests/support/commands.rs"]
 mod commands;
@@ -21,7 +21,8 @@ use in_time::CommandInTime;
 
 const A: &str = "192.0.2.1";
 
-/// Returns the path of `roxie`, which starts the program beside it. Builds it, unless `ROXIE_FOLDER` says that `.ci/test` has.
+/// Returns the path of `roxie`, which starts the program beside it. Builds it, unless `ROXIE_FOLDER` says that
+/// `.ci/test` has.
 fn roxie_path() -> PathBuf {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {

@@ -1,5 +1,5 @@
-//! A hostile program through all of its lives. Besides the actions of [`Hostile`] it corrupts its messages, descriptors, eventfd
-//! and memory, disconnects at any moment, and reconnects.
+//! A hostile program through all of its lives. Besides the actions of [`Hostile`] it corrupts its messages,
+//! descriptors, eventfd and memory, disconnects at any moment, and reconnects.
 
 use std::fs::{self, File};
 use std::io::Read;

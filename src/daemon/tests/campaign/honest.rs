@@ -1,5 +1,5 @@
-//! Two well-behaved clients that exchange messages by each operation in turn. Their memory is compared byte for byte, and each
-//! exchange must end within a number of turns.
+//! Two well-behaved clients that exchange messages by each operation in turn. Their memory is compared byte for byte,
+//! and each exchange must end within a number of turns.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

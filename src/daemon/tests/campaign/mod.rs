@@ -1,9 +1,9 @@
-//! Hostile clients of several users next to well-behaved ones, in virtual time. Each execution is one action of a hostile client, in
-//! random order; the NICs run in between. There are no threads, so a seed decides everything.
+//! Hostile clients of several users next to well-behaved ones, in virtual time. Each execution is one action of a
+//! hostile client, in random order; the NICs run in between. There are no threads, so a seed decides everything.
 //!
-//! Checked invariants: memory and completions of well-behaved clients are as expected, each of their exchanges ends within
-//! [`MOST_TURNS`] turns, no hostile client is granted another's object, and in the end no object, charge, descriptor or mapping is
-//! left.
+//! Checked invariants: memory and completions of well-behaved clients are as expected, each of their exchanges ends
+//! within [`MOST_TURNS`] turns, no hostile client is granted another's object, and in the end no object, charge,
+//! descriptor or mapping is left.
 //!
 //! `EXECUTIONS=10000000 cargo test --release --lib hostile_clients` runs more of them, `FIRST=7 EXECUTIONS=1` one seed.
 

@@ -1,4 +1,5 @@
-//! A client whose copies do not come back in time. Its command has taken effect all the same, and so do the books have it.
+//! A client whose copies do not come back in time. Its command has taken effect all the same, and so do the books have
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -1,7 +1,7 @@
 //! The scheduler: which QP has a turn, which has an expired timer, and which has changed.
 //!
-//! Each QP has a [`Schedule`], whose flags mirror the scheduler's lists: a QP stands in a list at most once. Only this module changes
-//! either, so that both agree between two calls.
+//! Each QP has a [`Schedule`], whose flags mirror the scheduler's lists: a QP stands in a list at most once. Only this
+//! module changes either, so that both agree between two calls.
 //!
 //! ```text
 //! mark_changed -> take_changed -> clear_changed  changed since the last `Nic::update_changed`
@@ -221,8 +221,8 @@ impl Scheduler {
         self.releases.grow(qp.index.place() + 1);
     }
 
-    /// Returns the QPs whose timers have expired, in order of time; `name` returns the QP of a table slot. Caller must call
-    /// [`Schedule::timer_expired`] for each, and then [`return_list`](Self::return_list).
+    /// Returns the QPs whose timers have expired, in order of time; `name` returns the QP of a table slot. Caller must
+    /// call [`Schedule::timer_expired`] for each, and then [`return_list`](Self::return_list).
     #[inline]
     pub(super) fn expired(&mut self, now: Nanos, name: impl Fn(u32) -> QpIndex) -> Vec<QpIndex> {
         let mut due = std::mem::take(&mut self.due);
@@ -319,7 +319,8 @@ impl Scheduler {
         self.arbiter.has_urgent()
     }
 
-    /// Takes the next QP of the urgent queue. Caller must call [`begin_urgent`](Self::begin_urgent) or [`skip_urgent`](Self::skip_urgent).
+    /// Takes the next QP of the urgent queue. Caller must call [`begin_urgent`](Self::begin_urgent) or
+    /// [`skip_urgent`](Self::skip_urgent).
     pub(super) fn next_urgent(&mut self) -> Option<QpIndex> {
         self.arbiter.pop_urgent()
     }

@@ -1,12 +1,12 @@
 //! The routines that may fault.
 //!
-//! Written in assembly, because no compiler promises which instructions access memory. Each is a leaf without a stack frame, and
-//! changes only registers that a callee may change. The handler may therefore jump from any of their instructions to the exit,
-//! which returns 1.
+//! Written in assembly, because no compiler promises which instructions access memory. Each is a leaf without a stack
+//! frame, and changes only registers that a callee may change. The handler may therefore jump from any of their
+//! instructions to the exit, which returns 1.
 //!
-//! A copy ascends, and stores no byte twice. Its last store, of 8, 4, 2 or 1 bytes, is a single one after all others (by the store
-//! order of x86, by `stlr` on aarch64). Earlier stores have up to 32 bytes; `rep movsb` would be no faster for the payload of a
-//! packet.
+//! A copy ascends, and stores no byte twice. Its last store, of 8, 4, 2 or 1 bytes, is a single one after all others
+//! (by the store order of x86, by `stlr` on aarch64). Earlier stores have up to 32 bytes; `rep movsb` would be no
+//! faster for the payload of a packet.
 
 use std::arch::global_asm;
 
@@ -37,11 +37,12 @@ fn judge(fault: u64) -> Result<(), Missing> {
     if fault == 0 { Ok(()) } else { Err(Missing) }
 }
 
-/// Copies `body` bytes, then `last` (8, 4, 2, 1 or 0) by one store. On error, bytes before the missing page may have been copied.
+/// Copies `body` bytes, then `last` (8, 4, 2, 1 or 0) by one store. On error, bytes before the missing page may have
+/// been copied.
 ///
 /// # Safety
-/// All that is mapped of `body + last` bytes at `to` is for the NIC to write, and at `from` to read; they do not overlap. `to +
-/// body` is a multiple of `last`.
+/// All that is mapped of `body + last` bytes at `to` is for the NIC to write, and at `from` to read; they do not
+/// overlap. `to + body` is a multiple of `last`.
 #[inline]
 pub(in crate::shared) unsafe fn copy(
     to: *mut u8,
@@ -54,8 +55,8 @@ pub(in crate::shared) unsafe fn copy(
         /// Bytes; shorter copies are as fast without AVX.
         const WIDE: usize = 256;
         if body >= WIDE && std::arch::is_x86_feature_detected!("avx") {
-            // SAFETY: the caller's promise; the processor has the instructions. The handler turns an access to an unmapped page
-            // into an error.
+            // SAFETY: the caller's promise; the processor has the instructions. The handler turns an access to an
+            // unmapped page into an error.
             return judge(unsafe { roxie_guarded_copy_avx(to, from, body, last) });
         }
     }
@@ -63,8 +64,8 @@ pub(in crate::shared) unsafe fn copy(
     judge(unsafe { roxie_guarded_copy(to, from, body, last) })
 }
 
-/// Runs `operation` on the 8 bytes at `at` as the processor's own atomics would, and returns the value before. The page must be
-/// writable even if `operation` returns `None`, which leaves the value as it is.
+/// Runs `operation` on the 8 bytes at `at` as the processor's own atomics would, and returns the value before. The page
+/// must be writable even if `operation` returns `None`, which leaves the value as it is.
 ///
 /// # Safety
 /// `at` is a multiple of 8. If it is mapped, it is for the NIC to change, and all other accesses there are atomic.
@@ -78,8 +79,8 @@ pub(in crate::shared) unsafe fn update(
     judge(fault)?;
     loop {
         let new = operation(before).unwrap_or(before);
-        // SAFETY: `at` is aligned and for the NIC to change, as the caller promises. The handler turns an access to a page unmapped
-        // since into an error.
+        // SAFETY: `at` is aligned and for the NIC to change, as the caller promises. The handler turns an access to a
+        // page unmapped since into an error.
         let Word { fault, value } = unsafe { roxie_guarded_swap(at, before, new) };
         judge(fault)?;
         if value == before {
@@ -89,7 +90,8 @@ pub(in crate::shared) unsafe fn update(
     }
 }
 
-/// Returns where a thread resumes that faulted at this instruction, or `None` if the instruction is not one of these routines.
+/// Returns where a thread resumes that faulted at this instruction, or `None` if the instruction is not one of these
+/// routines.
 pub(super) fn exit_for(instruction: usize) -> Option<usize> {
     let range = (&raw const roxie_guarded_begin) as usize..(&raw const roxie_guarded_end) as usize;
     range.contains(&instruction).then_some((&raw const roxie_guarded_exit) as usize)

@@ -9,16 +9,16 @@ pub(in crate::shared) struct Missing;
 /// As `copy` of `copy.rs`.
 ///
 /// # Safety
-/// `body + last` bytes at `to` are present for the NIC to write, and at `from` to read; they do not overlap. `to + body` is a
-/// multiple of `last`.
+/// `body + last` bytes at `to` are present for the NIC to write, and at `from` to read; they do not overlap. `to +
+/// body` is a multiple of `last`.
 pub(in crate::shared) unsafe fn copy(
     to: *mut u8,
     from: *const u8,
     body: usize,
     last: usize,
 ) -> Result<(), Missing> {
-    // SAFETY: the caller promises `body + last` bytes on both sides that do not overlap, and `to + body` aligned to `last`: each
-    // store is within and aligned.
+    // SAFETY: the caller promises `body + last` bytes on both sides that do not overlap, and `to + body` aligned to
+    // `last`: each store is within and aligned.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, body);
         let (to, from) = (to.add(body), from.add(body));

@@ -1,13 +1,14 @@
 //! The handler of `SIGSEGV` and `SIGBUS`: resumes faulting copies, and passes all other signals on to the program.
 //!
-//! For a fault of a copy, the handler takes no lock, allocates nothing and reads no thread-local value. For other signals it acts
-//! as the kernel would: it sets the mask of the program's action, then calls the program's handler with the same arguments on the
-//! current stack (the alternate one, if the thread has one). If the program has no handler, or ignores a signal that cannot be
-//! ignored, the default action is restored and the same signal sent again. The process then ends as it would have, with a core
-//! dump.
+//! For a fault of a copy, the handler takes no lock, allocates nothing and reads no thread-local value. For other
+//! signals it acts as the kernel would: it sets the mask of the program's action, then calls the program's handler with
+//! the same arguments on the current stack (the alternate one, if the thread has one). If the program has no handler,
+//! or ignores a signal that cannot be ignored, the default action is restored and the same signal sent again. The
+//! process then ends as it would have, with a core dump.
 //!
-//! If another handler has replaced this one, this one is installed in front of it under another address (an *entry*). A handler
-//! that passes signals on to its predecessor so reaches the older entry, and from there the handler before that, instead of a loop.
+//! If another handler has replaced this one, this one is installed in front of it under another address (an *entry*). A
+//! handler that passes signals on to its predecessor so reaches the older entry, and from there the handler before
+//! that, instead of a loop.
 
 use std::ffi::{c_int, c_void};
 use std::hint;
@@ -40,8 +41,8 @@ static BEHIND: [[Behind; ENTRIES]; SIGNALS.len()] = [const { [const { Behind::ne
 static USED: [AtomicUsize; SIGNALS.len()] = [const { AtomicUsize::new(0) }; 2];
 /// Serializes writers of the two above. The thread that holds it takes no signals.
 static LOCK: AtomicBool = AtomicBool::new(false);
-/// The process in which the handler is installed; 0 if none. A child between `vfork` and `exec` shares this memory, but has signal
-/// actions of its own.
+/// The process in which the handler is installed; 0 if none. A child between `vfork` and `exec` shares this memory, but
+/// has signal actions of its own.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// The C library's `sigaction`, if that name leads to another function.
 static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -62,8 +63,8 @@ pub fn use_sigaction(found: Sigaction) {
 unsafe fn system(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     let function = SIGACTION.load(Acquire);
     if function.is_null() {
-        // SAFETY: the caller meets the C library's conditions: each pointer is null or a structure, and the function is the
-        // library's.
+        // SAFETY: the caller meets the C library's conditions: each pointer is null or a structure, and the function is
+        // the library's.
         return unsafe { libc::sigaction(signal, new, old) };
     }
     // SAFETY: the pointer was stored from a function of this type.
@@ -72,8 +73,8 @@ unsafe fn system(signal: c_int, new: *const libc::sigaction, old: *mut libc::sig
     unsafe { function(signal, new, old) }
 }
 
-/// Installs the guard of copies, again if another handler precedes it by now. Also unblocks both signals for the calling thread,
-/// which a fault would otherwise kill.
+/// Installs the guard of copies, again if another handler precedes it by now. Also unblocks both signals for the
+/// calling thread, which a fault would otherwise kill.
 pub fn install() {
     if !super::GUARDED {
         return;
@@ -117,8 +118,8 @@ fn entry_of(action: &libc::sigaction) -> Option<usize> {
     ENTRY.iter().position(|entry| *entry as usize == action.sa_sigaction)
 }
 
-/// Replaces `sigaction` for the program. Where this module's handler is installed, it stays in front, and the program's action is
-/// placed behind it.
+/// Replaces `sigaction` for the program. Where this module's handler is installed, it stays in front, and the program's
+/// action is placed behind it.
 ///
 /// # Safety
 /// As for the C library's.
@@ -129,8 +130,8 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
         // SAFETY: the caller meets the C library's conditions, and `system` has the same.
         return unsafe { system(signal, new, old) };
     };
-    // Read before the lock is taken: `new` and `old` may be the same structure, and a bad pointer must not fault under the lock.
-    // SAFETY: the caller promises null or a structure to read; it was compared with null.
+    // Read before the lock is taken: `new` and `old` may be the same structure, and a bad pointer must not fault under
+    // the lock. SAFETY: the caller promises null or a structure to read; it was compared with null.
     let wanted = (!new.is_null()).then(|| unsafe { *new });
     let turn = SignalLock::take();
     let mut now = default_action();
@@ -181,7 +182,8 @@ unsafe extern "C-unwind" fn entry<const ENTRY: usize>(
     unsafe {
         let context = context.cast::<libc::ucontext_t>();
         let code = (*info).si_code;
-        // A fault of this instruction: not a signal that was sent, nor a report of a bad page that no instruction has touched.
+        // A fault of this instruction: not a signal that was sent, nor a report of a bad page that no instruction has
+        // touched.
         let of_instruction = code > 0 && !(signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO);
         if of_instruction && let Some(exit) = copy::exit_for(instruction(context)) {
             go_on_at(context, exit);
@@ -229,9 +231,9 @@ unsafe fn pass_on(
                     change_mask(libc::SIG_UNBLOCK, &this, ptr::null_mut());
                 }
             }
-            // SAFETY: the program's handler, of the type that its flags state, with the kernel's arguments. The kernel restores the
-            // mask from before the signal when this handler returns. If the program's handler jumps instead, the mask is the
-            // program's business.
+            // SAFETY: the program's handler, of the type that its flags state, with the kernel's arguments. The kernel
+            // restores the mask from before the signal when this handler returns. If the program's handler jumps
+            // instead, the mask is the program's business.
             unsafe {
                 if action.sa_flags & libc::SA_SIGINFO != 0 {
                     mem::transmute::<usize, Handler>(handler)(signal, info, context.cast());
@@ -246,7 +248,8 @@ unsafe fn pass_on(
 
 /// Ends the process by this signal, as soon as the handler returns.
 fn end(signal: c_int, info: *mut libc::siginfo_t) {
-    // SAFETY: the default action, and the same signal, sent to the calling thread, which blocks it until the handler returns.
+    // SAFETY: the default action, and the same signal, sent to the calling thread, which blocks it until the handler
+    // returns.
     unsafe {
         system(signal, &default_action(), ptr::null_mut());
         let (pid, tid) = (libc::getpid(), libc::syscall(libc::SYS_gettid));
@@ -375,8 +378,8 @@ fn all_signals() -> libc::sigset_t {
     unsafe { mem::transmute::<[usize; WORDS], libc::sigset_t>([usize::MAX; WORDS]) }
 }
 
-/// Changes the mask of the calling thread by a system call: the library's functions may be interposed, and leave out the very
-/// signals that matter here.
+/// Changes the mask of the calling thread by a system call: the library's functions may be interposed, and leave out
+/// the very signals that matter here.
 ///
 /// # Safety
 /// `before` is null or room for a set.

@@ -1,16 +1,16 @@
 //! Copies that wait for the copying thread of a process.
 //!
-//! A copy from or to the memory of a process may take as long as that process likes. The worker therefore makes none: it hands batches of
-//! them to a thread that serves this process alone, and continues. A test plays the thread: it takes the [`CopyJobs`], and runs them late,
-//! in another order, or never.
+//! A copy from or to the memory of a process may take as long as that process likes. The worker therefore makes none:
+//! it hands batches of them to a thread that serves this process alone, and continues. A test plays the thread: it
+//! takes the [`CopyJobs`], and runs them late, in another order, or never.
 
 use std::fmt::Debug;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// A batch of copies on its way to a copying thread.
 pub trait CopyJob: Send + Debug {
-    /// Makes the copies, and returns them to the worker. Blocks as long as the process likes. A job that is dropped returns its copies as
-    /// failed.
+    /// Makes the copies, and returns them to the worker. Blocks as long as the process likes. A job that is dropped
+    /// returns its copies as failed.
     fn run(self: Box<Self>);
 
     /// Number of copies.

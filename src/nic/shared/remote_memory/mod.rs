@@ -1,17 +1,18 @@
-//! The memory of another process, accessed as an adapter accesses its host's: by address, at any time, whether or not that process
-//! runs.
+//! The memory of another process, accessed as an adapter accesses its host's: by address, at any time, whether or not
+//! that process runs.
 //!
-//! A process passes two descriptors of its own: `/proc/self/mem`, by which its bytes are read and written, and `/proc/self/maps`,
-//! which tells how each page is protected (`address_map`). The process opened both itself, so the kernel has applied that process's
-//! own rights, and the NIC needs no capability. A descriptor is bound to one address space, not to a process number: after an exec,
-//! or after the end of the last thread, it leads to nothing (`mem_rw` of `fs/proc/base.c`), even if the number is in use again.
+//! A process passes two descriptors of its own: `/proc/self/mem`, by which its bytes are read and written, and
+//! `/proc/self/maps`, which tells how each page is protected (`address_map`). The process opened both itself, so the
+//! kernel has applied that process's own rights, and the NIC needs no capability. A descriptor is bound to one address
+//! space, not to a process number: after an exec, or after the end of the last thread, it leads to nothing (`mem_rw` of
+//! `fs/proc/base.c`), even if the number is in use again.
 //!
-//! By these descriptors the kernel ignores page protection (`FOLL_FORCE`), so each copy first queries the mappings. If the
-//! protection changes between query and copy, the copy counts as made before the change, like an adapter's write that was under
-//! way.
+//! By these descriptors the kernel ignores page protection (`FOLL_FORCE`), so each copy first queries the mappings. If
+//! the protection changes between query and copy, the copy counts as made before the change, like an adapter's write
+//! that was under way.
 //!
-//! A copy takes one system call, about 1.5 us for 8 bytes to 4 KiB, as `process_vm_writev(2)` does. A query takes 0.7 us, once for
-//! all copies of a batch to one mapping. Copies and queries may block for as long as the process likes.
+//! A copy takes one system call, about 1.5 us for 8 bytes to 4 KiB, as `process_vm_writev(2)` does. A query takes 0.7
+//! us, once for all copies of a batch to one mapping. Copies and queries may block for as long as the process likes.
 
 use std::fs::File;
 use std::io;
@@ -84,7 +85,8 @@ impl RemoteMemory {
         }
     }
 
-    /// Takes the descriptors of `/proc/self/mem` and `/proc/self/maps` of a process. The 8 bytes at `address` must be `secret`.
+    /// Takes the descriptors of `/proc/self/mem` and `/proc/self/maps` of a process. The 8 bytes at `address` must be
+    /// `secret`.
     ///
     /// # Errors
     /// If the descriptors are of other files, or the bytes differ.
@@ -107,8 +109,8 @@ impl RemoteMemory {
     /// Opens the descriptors of the calling process's own memory, for [`new`](Self::new) in another process.
     ///
     /// # Errors
-    /// If `/proc` is not mounted, or the process may not open the files: one without core dumps (`PR_SET_DUMPABLE` of prctl(2)) may
-    /// not.
+    /// If `/proc` is not mounted, or the process may not open the files: one without core dumps (`PR_SET_DUMPABLE` of
+    /// prctl(2)) may not.
     pub fn descriptors() -> io::Result<[OwnedFd; 2]> {
         let memory = File::options().read(true).write(true).open("/proc/self/mem")?;
         Ok([memory.into(), File::open("/proc/self/maps")?.into()])
@@ -122,7 +124,8 @@ impl RemoteMemory {
         RemoteMemory::with(memory, map)
     }
 
-    /// True if the kernel is asked for the protection of pages before each copy, on Linux 6.11 or later, and not at registration alone.
+    /// True if the kernel is asked for the protection of pages before each copy, on Linux 6.11 or later, and not at
+    /// registration alone.
     pub fn is_checked_before_copies() -> bool {
         AddressMap::kernel_answers_at_once()
     }
@@ -143,8 +146,8 @@ impl RemoteMemory {
         self.abandoned.load(Relaxed)
     }
 
-    /// Has a thread make all copies from now on, which takes them from this queue. Without one, the worker makes them. No effect if there
-    /// is one.
+    /// Has a thread make all copies from now on, which takes them from this queue. Without one, the worker makes them.
+    /// No effect if there is one.
     pub fn copied_by(&self, thread: CopySender) {
         let _ = self.copier.set(thread);
     }
@@ -173,8 +176,8 @@ impl RemoteMemory {
         }
     }
 
-    /// True if copies were made promptly in the recent past, so that the worker may wait a little for the copies of the batch that it hands over. The worker
-    /// asks once for each batch.
+    /// True if copies were made promptly in the recent past, so that the worker may wait a little for the copies of the
+    /// batch that it hands over. The worker asks once for each batch.
     pub fn is_prompt(&self) -> bool {
         let skipped = self.skipped.load(Relaxed);
         self.skipped.store(skipped.saturating_sub(1), Relaxed);
@@ -248,9 +251,9 @@ impl RemoteMemory {
     }
 }
 
-/// Checks that a descriptor is of a process's memory, open for reading and writing. A mount can give any file any name, so the
-/// kernel is asked: in procfs, only the file of an address space accepts a position in the upper half of the range (`mem_lseek`),
-/// and `pagemap`, which cannot be written.
+/// Checks that a descriptor is of a process's memory, open for reading and writing. A mount can give any file any name,
+/// so the kernel is asked: in procfs, only the file of an address space accepts a position in the upper half of the
+/// range (`mem_lseek`), and `pagemap`, which cannot be written.
 fn is_address_space(file: &File) -> Result<(), &'static str> {
     const UPPER_HALF: i64 = -1 << 13;
     let of_proc = fstatfs(file).is_ok_and(|fs| fs.filesystem_type() == PROC_SUPER_MAGIC);

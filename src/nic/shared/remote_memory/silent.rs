@@ -1,7 +1,7 @@
 //! Memory and files that never answer: the file system (FUSE, `linux/fuse.h`) answers everything but some requests.
 //!
-//! Missing pages of the process itself would not do: it would block itself, because the kernel holds its address space locked
-//! meanwhile.
+//! Missing pages of the process itself would not do: it would block itself, because the kernel holds its address space
+//! locked meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -102,8 +102,8 @@ fn open(device: &File) -> io::Result<File> {
 /// Answers what is asked of the file system.
 fn serve(mut device: File, number: RawFd, silent: &[u32]) -> ! {
     let number = number.cast_unsigned();
-    // SAFETY: the child's own copies of the descriptors, of which it uses the device alone. The child ends with the thread that
-    // forked it.
+    // SAFETY: the child's own copies of the descriptors, of which it uses the device alone. The child ends with the
+    // thread that forked it.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::close_range(0, number - 1, 0);

@@ -66,8 +66,8 @@ fn other_descriptors_are_refused() {
     assert!(matches!(other, Err(Unreachable::OtherMemory)));
 }
 
-/// After an exec, a process has another address space: the descriptor of the old one leads to nothing, although the process number
-/// and all descriptors stay.
+/// After an exec, a process has another address space: the descriptor of the old one leads to nothing, although the
+/// process number and all descriptors stay.
 #[test]
 fn memory_is_gone_after_exec() {
     let script = "echo ready; read _; exec sleep 100";

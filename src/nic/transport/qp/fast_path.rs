@@ -1,5 +1,5 @@
-//! Fast path for RC SENDs and WRITEs that are in order, without immediate, invalidation or special conditions, and for READ responses. Most
-//! traffic consists of such packets.
+//! Fast path for RC SENDs and WRITEs that are in order, without immediate, invalidation or special conditions, and for
+//! READ responses. Most traffic consists of such packets.
 //!
 //! A result of `None` means: take the slow path. Nothing has changed in this case.
 

@@ -4,8 +4,8 @@
 //! itself always has pages. Application memory may have none: on-demand memory at any time, other memory if the
 //! application has unmapped it. A flush for persistence may fail to write pages back.
 //!
-//! The NIC executes such copies immediately, before it handles the next packet. On a fault, the effects of the packet are
-//! reverted before its completions are published and its acknowledgement is sent.
+//! The NIC executes such copies immediately, before it handles the next packet. On a fault, the effects of the packet
+//! are reverted before its completions are published and its acknowledgement is sent.
 //!
 //! ```text
 //! what failed                        reported to
@@ -47,8 +47,8 @@ impl Qp {
         self.after_request(ctx, verdict)
     }
 
-    /// Fails the receive of the raw packet that was handled last, because its memory is missing. `completions` is the number
-    /// of pending completions before the frame.
+    /// Fails the receive of the raw packet that was handled last, because its memory is missing. `completions` is the
+    /// number of pending completions before the frame.
     pub(crate) fn frame_fault(&mut self, ctx: &mut Ctx<'_>, completions: usize) -> Verdict {
         let completed = ctx.out.completions.drain(completions..).next().map(|(_, wc)| wc.wr_id);
         let verdict = self.responder.frame_failed(&self.context, ctx, completed);

@@ -34,7 +34,8 @@ pub struct Qp {
     requester: Requester,
     responder: Responder,
     established: bool,
-    /// True for an RC QP in whose sequence nothing is missing, and that is not parked: the fast path may take its packets.
+    /// True for an RC QP in whose sequence nothing is missing, and that is not parked: the fast path may take its
+    /// packets.
     fast: bool,
     parked: bool,
     drain_requested: bool,
@@ -141,7 +142,8 @@ impl Qp {
         self.responder.atomic_done(resource, before);
     }
 
-    /// Drops the responses that have not left. A QP that has lost a write must not acknowledge it, whatever its state is.
+    /// Drops the responses that have not left. A QP that has lost a write must not acknowledge it, whatever its state
+    /// is.
     pub fn forget_replies(&mut self) {
         self.responder.forget_replies();
     }
@@ -216,8 +218,8 @@ impl Qp {
         }
     }
 
-    /// Moves the QP to the error state, and flushes the receive in progress. The NIC calls [`flush`](Self::flush) for all other work
-    /// requests, in order, and for later ones. A pending NAK that refuses a request is still sent.
+    /// Moves the QP to the error state, and flushes the receive in progress. The NIC calls [`flush`](Self::flush) for
+    /// all other work requests, in order, and for later ones. A pending NAK that refuses a request is still sent.
     fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = self.context.enter(QpState::Err);
@@ -238,7 +240,8 @@ impl Qp {
         verdict
     }
 
-    /// Enters an error state if the requester has failed. Raises SQ_DRAINED once in SQD, when no started work request is left.
+    /// Enters an error state if the requester has failed. Raises SQ_DRAINED once in SQD, when no started work request
+    /// is left.
     #[inline(always)]
     fn settle(&mut self, ctx: &mut Ctx<'_>) {
         if self.requester.has_ended() {
@@ -251,8 +254,8 @@ impl Qp {
         }
     }
 
-    /// A failed work request ends the connection, or if the service has SQE, the send queue alone: it is flushed, and accepts no work until
-    /// `modify_qp` leads out of SQE (IBTA 9.9.2.2, 10.3.1.6).
+    /// A failed work request ends the connection, or if the service has SQE, the send queue alone: it is flushed, and
+    /// accepts no work until `modify_qp` leads out of SQE (IBTA 9.9.2.2, 10.3.1.6).
     #[cold]
     fn end_sending(&mut self, ctx: &mut Ctx<'_>) {
         match self.qp_type {
@@ -314,7 +317,8 @@ impl Qp {
         self.state() == QpState::Err && (!self.shares_receives || PlantedBug::FlushesSharedReceives.is())
     }
 
-    /// Completes up to `most` work requests and receives of a QP in an error state with `WrFlush`, sends first. Returns how many.
+    /// Completes up to `most` work requests and receives of a QP in an error state with `WrFlush`, sends first. Returns
+    /// how many.
     ///
     /// The NIC asks for a few at a time, so that a QP with long queues costs no more in a pass than one that sends.
     pub fn flush(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
@@ -359,8 +363,8 @@ impl Qp {
         verdict
     }
 
-    /// Has the peer show that it still has the connection. Returns false if the QP cannot ask. A change of the QP's attributes or state takes
-    /// the question back.
+    /// Has the peer show that it still has the connection. Returns false if the QP cannot ask. A change of the QP's
+    /// attributes or state takes the question back.
     pub fn probe_peer(&mut self) -> bool {
         self.requester.probe_peer(&self.context)
     }
@@ -375,8 +379,8 @@ impl Qp {
         self.requester.pacing_mut()
     }
 
-    /// Installs the reaction point `control` and evaluates the rate. The QP's own attributes and `share`, the rate shared with other
-    /// QPs, limit the rate further.
+    /// Installs the reaction point `control` and evaluates the rate. The QP's own attributes and `share`, the rate
+    /// shared with other QPs, limit the rate further.
     pub fn set_control(
         &mut self,
         now: Nanos,

@@ -205,8 +205,8 @@ impl Qp {
         takes && self.fits_fast_path(packet, bth)
     }
 
-    /// True if the fast path may take an RC packet: nothing is missing before it, it comes from the peer, its partition matches, and its
-    /// length is a multiple of 4 bytes.
+    /// True if the fast path may take an RC packet: nothing is missing before it, it comes from the peer, its partition
+    /// matches, and its length is a multiple of 4 bytes.
     #[inline(always)]
     pub(super) fn fits_fast_path(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
         self.fast

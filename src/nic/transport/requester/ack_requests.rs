@@ -1,11 +1,12 @@
 //! Which packets ask for an acknowledgement (IBTA 9.7.3), and how long to wait for it.
 //!
-//! A message that no completion waits for does not ask. A later packet asks, or a probe once nothing has asked for a while. The probe is a
-//! duplicate SEND without payload: it reads no memory of the application, and a responder needs neither a receive nor a right for it.
+//! A message that no completion waits for does not ask. A later packet asks, or a probe once nothing has asked for a
+//! while. The probe is a duplicate SEND without payload: it reads no memory of the application, and a responder needs
+//! neither a receive nor a right for it.
 //!
-//! A probe has the PSN before the oldest unacknowledged one. A SEND or WRITE of this connection must have that PSN: a READ or an atomic has
-//! a response of its own, and a responder has no rule for the PSN before the first. Therefore the packet behind a READ or an atomic asks, and
-//! so does the first packet of a connection.
+//! A probe has the PSN before the oldest unacknowledged one. A SEND or WRITE of this connection must have that PSN: a
+//! READ or an atomic has a response of its own, and a responder has no rule for the PSN before the first. Therefore the
+//! packet behind a READ or an atomic asks, and so does the first packet of a connection.
 
 use super::window::SendWindow;
 use crate::transport::{Origin, PlantedBug, QpContext, TxPlan, TxReason};
@@ -14,7 +15,8 @@ use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
 use roxie_wire::{Bth, Ext, Opcode, Psn};
 
-/// Time after which a probe asks for the acknowledgement of packets that did not: well below a local ACK timeout (rdma_rxe's default: 67 ms).
+/// Time after which a probe asks for the acknowledgement of packets that did not: well below a local ACK timeout
+/// (rdma_rxe's default: 67 ms).
 pub(super) const QUIET: Nanos = Nanos(1_000_000);
 
 /// Requests for acknowledgements: when packets ask, and how far the peer has been asked.
@@ -26,7 +28,8 @@ pub(super) struct AckRequests {
     since: u32,
     /// The PSN after the last packet that asked for an acknowledgement.
     requested_end: Psn,
-    /// A probe may be sent once `una` is behind this PSN: that behind the last READ or atomic, or the first one of the connection.
+    /// A probe may be sent once `una` is behind this PSN: that behind the last READ or atomic, or the first one of the
+    /// connection.
     probe_after: Psn,
     /// A probe is to ask for an acknowledgement, unless another packet does before.
     probe_due: bool,
@@ -58,13 +61,14 @@ impl AckRequests {
         is_due
     }
 
-    /// True if the last packet of a message asks for an acknowledgement when it is first sent: the application waits for a completion.
+    /// True if the last packet of a message asks for an acknowledgement when it is first sent: the application waits
+    /// for a completion.
     pub(super) fn at_end_of(&self, sig_all: bool, flags: SendFlags) -> bool {
         sig_all || flags.contains(SendFlags::SIGNALED) || !self.is_late
     }
 
-    /// True if the packet with this PSN asks for an acknowledgement. `ends`: it is the last one of its message. `wants`: the message asks, or
-    /// has a response.
+    /// True if the packet with this PSN asks for an acknowledgement. `ends`: it is the last one of its message.
+    /// `wants`: the message asks, or has a response.
     //= IBTA 9.7.3: ack-is-asked-for
     #[inline(always)]
     pub(super) fn in_packet(
@@ -81,7 +85,8 @@ impl AckRequests {
         (ends && wants) || window_closes || late || allows_probe
     }
 
-    /// Advances over a packet that is sent. `end`: the PSN behind it. `answers`: it is a request for a READ or an atomic.
+    /// Advances over a packet that is sent. `end`: the PSN behind it. `answers`: it is a request for a READ or an
+    /// atomic.
     #[inline(always)]
     pub(super) fn packet_sent(&mut self, asks: bool, end: Psn, answers: bool) {
         if answers && self.probe_after.is_before(end) {
@@ -121,20 +126,21 @@ impl AckRequests {
         }
     }
 
-    /// True if packets are outstanding, none has asked for an acknowledgement, and a probe may. In an RNR wait (`waits`), the peer has
-    /// answered, and packets will be sent again.
+    /// True if packets are outstanding, none has asked for an acknowledgement, and a probe may. In an RNR wait
+    /// (`waits`), the peer has answered, and packets will be sent again.
     fn is_unasked(&self, window: &SendWindow, waits: bool) -> bool {
         let una = window.una();
         !window.is_idle() && !una.is_before(self.requested_end) && self.may_probe(una) && !waits
     }
 
-    /// True if unsignaled packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement.
+    /// True if unsignaled packets are outstanding, and neither a packet nor a probe that is due asks for their
+    /// acknowledgement.
     pub(super) fn may_request(&self, window: &SendWindow, waits: bool) -> bool {
         self.is_late && !self.probe_due && self.is_unasked(window, waits)
     }
 
-    /// Has the next packet ask for an acknowledgement, a probe if there is no other. Does nothing if the peer owes one, or nothing is
-    /// outstanding.
+    /// Has the next packet ask for an acknowledgement, a probe if there is no other. Does nothing if the peer owes one,
+    /// or nothing is outstanding.
     pub(super) fn request(&mut self, window: &SendWindow, waits: bool, limits: &Limits) {
         if self.may_request(window, waits) {
             self.since = limits.ack_request_interval;
@@ -152,8 +158,8 @@ impl AckRequests {
         self.probe_due = false;
     }
 
-    /// Plans the probe that is due, if no other packet has asked in its place: a SEND of no bytes with the PSN before the oldest unacknowledged
-    /// one. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
+    /// Plans the probe that is due, if no other packet has asked in its place: a SEND of no bytes with the PSN before
+    /// the oldest unacknowledged one. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
     pub(super) fn due_probe(&mut self, qp: &QpContext, window: &SendWindow, waits: bool) -> Option<TxPlan> {
         self.probe_due = self.probe_due && self.is_unasked(window, waits);
         let psn = window.una() - u32::from(!PlantedBug::ProbeIsExecuted.is());
@@ -167,12 +173,12 @@ impl AckRequests {
         self.requested_end = sent_end;
     }
 
-    /// Has the QP ask whether the peer still has the connection, as soon as no request is ready to be sent. Returns false if the QP cannot. A
-    /// change of the QP's attributes or state takes the question back.
+    /// Has the QP ask whether the peer still has the connection, as soon as no request is ready to be sent. Returns
+    /// false if the QP cannot. A change of the QP's attributes or state takes the question back.
     ///
-    /// The NIC asks on behalf of a connection manager that has received a request for a new connection of the peer's QP. The question changes
-    /// neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask: XRC requesters would have to name a queue, and UC has
-    /// no acknowledgements.
+    /// The NIC asks on behalf of a connection manager that has received a request for a new connection of the peer's
+    /// QP. The question changes neither PSNs nor timers nor retries, and costs no completion. Only RC requesters ask:
+    /// XRC requesters would have to name a queue, and UC has no acknowledgements.
     pub(super) fn probe_peer(&mut self, qp: &QpContext) -> bool {
         self.peer_probe_due = qp.qp_type == QpType::Rc && qp.state() == QpState::Rts;
         self.peer_probe_due
@@ -183,7 +189,8 @@ impl AckRequests {
         self.peer_probe_due
     }
 
-    /// Plans the question that is due: as a probe, whatever had the PSN before the oldest unacknowledged one, or the first of the connection.
+    /// Plans the question that is due: as a probe, whatever had the PSN before the oldest unacknowledged one, or the
+    /// first of the connection.
     pub(super) fn plan_peer_probe(&self, qp: &QpContext, una: Psn) -> Option<TxPlan> {
         self.peer_probe_due.then(|| empty_send(qp, una - 1, TxReason::PeerProbe, Origin::PeerProbe))
     }

@@ -179,7 +179,8 @@ impl Requester {
         is_planned
     }
 
-    /// Stores a READ response that came before it is due. Returns `None` without selective repeat, or if the QP has failed.
+    /// Stores a READ response that came before it is due. Returns `None` without selective repeat, or if the QP has
+    /// failed.
     fn keep_response(&mut self, ctx: &mut Ctx<'_>, response: Received<'_>) -> Option<Verdict> {
         let Received { qp, packet, frame } = response;
         let psn = packet.bth.psn;

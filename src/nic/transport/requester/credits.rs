@@ -3,7 +3,8 @@
 use super::window::SendWindow;
 use roxie_wire::{Psn, credits};
 
-/// Number of the last message for which the peer has a receive (AETH's MSN plus credits). `None`: credits are not in use.
+/// Number of the last message for which the peer has a receive (AETH's MSN plus credits). `None`: credits are not in
+/// use.
 #[derive(Debug, Default)]
 pub(super) struct Credits(Option<u32>);
 
@@ -22,7 +23,8 @@ impl Credits {
         };
     }
 
-    /// True if the next message takes a receive, and exceeds the limit. The only outstanding message may always be sent as a probe.
+    /// True if the next message takes a receive, and exceeds the limit. The only outstanding message may always be sent
+    /// as a probe.
     pub(super) fn hold(&self, window: &SendWindow) -> bool {
         //= IBTA 9.7.7.2: credits-hold-sends-back
         let Some(limit) = self.0 else { return false };

@@ -1,8 +1,8 @@
-//! Fast path of the requester: SENDs and WRITEs that are sent for the first time, without immediate, invalidation or special conditions, their
-//! acknowledgements, and READ responses that are in order.
+//! Fast path of the requester: SENDs and WRITEs that are sent for the first time, without immediate, invalidation or
+//! special conditions, their acknowledgements, and READ responses that are in order.
 //!
-//! The fast path decides nothing that the slow path does not decide in the same way. A result of `None` means: take the slow path. Nothing
-//! has changed in this case.
+//! The fast path decides nothing that the slow path does not decide in the same way. A result of `None` means: take the
+//! slow path. Nothing has changed in this case.
 
 use super::Requester;
 use super::Sending;

@@ -1,10 +1,11 @@
 //! The requester: sends work requests as request packets, and handles what answers them (IBTA 9.7.2, 9.7.5, 9.7.6).
 //!
-//! Each method is given the QP's context. The requester changes nothing of the QP but its own state: once a work request has failed
-//! (`Sending::Ended`), [`Qp`](super::Qp) enters the error state.
+//! Each method is given the QP's context. The requester changes nothing of the QP but its own state: once a work
+//! request has failed (`Sending::Ended`), [`Qp`](super::Qp) enters the error state.
 //!
-//! * `window`: the send queue and the position in it. `requests`: the next packet. `ack_requests`: which packets ask for an acknowledgement. `credits`: end-to-end credits. `local`: work requests
-//!   that send no packet. `unacknowledged`: UC, datagrams and raw packets.
+//! * `window`: the send queue and the position in it. `requests`: the next packet. `ack_requests`: which packets ask
+//!   for an acknowledgement. `credits`: end-to-end credits. `local`: work requests that send no packet.
+//!   `unacknowledged`: UC, datagrams and raw packets.
 //! * `completer`: responses. `completion`: the oldest work request completes or fails.
 //! * `retry`: timer and retry counters. `retransmission`: what they cause. `selective`: selective repeat.
 //! * `fast_path`: first transmissions of SENDs and WRITEs, and READ responses in order.
@@ -49,7 +50,8 @@ enum Sending {
     Failed(WcStatus),
     /// The oldest work request has failed. The QP is to enter an error state.
     Ended,
-    /// Work requests before this position were queued when the error state was left. They are flushed before another is sent.
+    /// Work requests before this position were queued when the error state was left. They are flushed before another is
+    /// sent.
     Flushing(u32),
 }
 
@@ -71,7 +73,8 @@ impl Sending {
         }
     }
 
-    /// Forgets that the work request at `next` cannot be sent, because the position moves. If it still cannot, this is noticed again.
+    /// Forgets that the work request at `next` cannot be sent, because the position moves. If it still cannot, this is
+    /// noticed again.
     fn forget_failure(&mut self) {
         if self.failure().is_some() {
             *self = Sending::Open;
@@ -208,7 +211,8 @@ impl Requester {
         self.scoreboard.as_ref().is_some_and(|board| board.has_early_responses())
     }
 
-    /// Takes back an early response, because its copy failed: it is judged when it is due. Returns `None` if the packet is no such response.
+    /// Takes back an early response, because its copy failed: it is judged when it is due. Returns `None` if the packet
+    /// is no such response.
     pub(super) fn take_back_response(&mut self, packet: &Packet) -> Option<Verdict> {
         let (una, psn) = (self.window.una(), packet.bth.psn);
         let is_early = packet.info().operation == Operation::ReadResponse && una.is_before(psn);
@@ -216,8 +220,8 @@ impl Requester {
         Some(Verdict::Early { expected: una, is_placed: false })
     }
 
-    /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from acknowledgements,
-    /// without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
+    /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from
+    /// acknowledgements, without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
     fn configure_ack_requests(&mut self, qp: &QpContext) {
         self.ack_requests.end_peer_probe();
         let may_be_late = qp.qp_type == QpType::Rc

@@ -20,7 +20,8 @@ impl Requester {
             .or_else(|| self.ack_requests.plan_peer_probe(qp, self.window.una()))
     }
 
-    /// Plans the next packet of the send queue. A work request that cannot be sent is marked, and fails once it is the oldest.
+    /// Plans the next packet of the send queue. A work request that cannot be sent is marked, and fails once it is the
+    /// oldest.
     fn next_of_queue(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if !self.may_send_requests(qp) {
             return None;
@@ -193,16 +194,16 @@ impl Requester {
         TxReason::Again { cause: self.retry.cause().unwrap_or(Cause::Timeout), attempt, of }
     }
 
-    /// True if every packet should ask for an acknowledgement: packets of `bytes` bytes of this QP are so far apart that the retransmission
-    /// timer would not wait for the usual interval.
+    /// True if every packet should ask for an acknowledgement: packets of `bytes` bytes of this QP are so far apart
+    /// that the retransmission timer would not wait for the usual interval.
     fn requests_each_ack(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
         let interval = ctx.limits.ack_request_interval;
         let timeout = self.retry.timeout();
         timeout.is_some_and(|timeout| self.pacing.exceeds_timeout(ctx.now, bytes, interval, timeout))
     }
 
-    /// Returns how many bytes to ask for with a READ request from response packet `k` on: the rest of the message, or one packet, if packets
-    /// behind it came. `mtu` in bytes.
+    /// Returns how many bytes to ask for with a READ request from response packet `k` on: the rest of the message, or
+    /// one packet, if packets behind it came. `mtu` in bytes.
     fn bytes_to_request(&self, wqe: &Wqe, k: u32, mtu: u64) -> u64 {
         let rest = wqe.length() - u64::from(k) * mtu;
         let is_alone =

@@ -13,7 +13,8 @@ use roxie_wire::{Syndrome, rnr_timer_ns};
 
 /// What ends a requester's wait for what is outstanding.
 ///
-/// A packet that is sent starts the timer, and progress restarts it. The timer is stopped before a retransmission and before a probe.
+/// A packet that is sent starts the timer, and progress restarts it. The timer is stopped before a retransmission and
+/// before a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaits {
     /// Nothing is outstanding.
@@ -65,8 +66,8 @@ impl Requester {
         }
     }
 
-    /// A retransmission that was due may have become needless, because responses came before it was sent, or impossible. Then no packet
-    /// follows that would start the timer.
+    /// A retransmission that was due may have become needless, because responses came before it was sent, or
+    /// impossible. Then no packet follows that would start the timer.
     #[cold]
     fn start_missing_timer(&mut self, qp: &QpContext, now: Nanos) {
         let after_nak = self.retry.cause() == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is();
@@ -130,7 +131,8 @@ impl Requester {
         Verdict::Wait(wait)
     }
 
-    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was the timer of a retransmission.
+    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was the timer of a
+    /// retransmission.
     fn request_ack_instead(&mut self, ctx: &Ctx<'_>) -> bool {
         let is_quiet = self.is_quiet();
         if is_quiet {
@@ -165,8 +167,9 @@ impl Requester {
         self.skip_received();
     }
 
-    /// Sends the last packet again, or the oldest READ or atomic, if the silence is shorter than the local ACK timeout. Costs no
-    /// retry. Returns `None` if the timeout is reached, if what comes next cannot be sent, or without selective repeat.
+    /// Sends the last packet again, or the oldest READ or atomic, if the silence is shorter than the local ACK timeout.
+    /// Costs no retry. Returns `None` if the timeout is reached, if what comes next cannot be sent, or without
+    /// selective repeat.
     fn probe(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> Option<Verdict> {
         let longest = qp.attributes().ack_timeout()?;
         // A packet that cannot be sent is no probe.

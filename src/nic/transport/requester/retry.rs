@@ -9,7 +9,8 @@ const RNR_INFINITE: u8 = 7;
 
 /// Timer and retry counters.
 ///
-/// A packet that is sent starts the timer, and progress restarts it. The timer is stopped before a retransmission and before a probe.
+/// A packet that is sent starts the timer, and progress restarts it. The timer is stopped before a retransmission and
+/// before a probe.
 #[derive(Debug)]
 pub(super) struct Retry {
     /// Time to wait for an acknowledgement: the local ACK timeout, or less with selective repeat.

@@ -1,4 +1,5 @@
-//! Requests of the services without acknowledgements and retransmission: UC (IBTA 9.8.2), datagrams (UD, 9.8.3) and raw packets.
+//! Requests of the services without acknowledgements and retransmission: UC (IBTA 9.8.2), datagrams (UD, 9.8.3) and raw
+//! packets.
 //!
 //! A request is complete once its last packet is sent. A send error stops the send queue only (SQE); receives continue.
 

@@ -7,9 +7,9 @@
 //!   PSNs         una ....... position ... sent_end
 //! ```
 //!
-//! The position (`next`, `next_packet`) is the next packet to send. A rewind only moves it back, because every packet is
-//! built from its work request: to `una`, or with selective repeat to the oldest lost packet. `sent_end` never moves back:
-//! PSNs from there on were never sent, so that no valid response acknowledges them.
+//! The position (`next`, `next_packet`) is the next packet to send. A rewind only moves it back, because every packet
+//! is built from its work request: to `una`, or with selective repeat to the oldest lost packet. `sent_end` never moves
+//! back: PSNs from there on were never sent, so that no valid response acknowledges them.
 
 use crate::transport::rules::{packets_for, packets_of};
 use crate::transport::send_queue::{SendQueue, Wqe};
@@ -236,8 +236,8 @@ impl SendWindow {
         self.queue.retire();
     }
 
-    /// Advances the position past its packet with this PSN, which is sent. Returns the PSN behind it, and whether it is a request for a READ or an
-    /// atomic, which asks for all that is left.
+    /// Advances the position past its packet with this PSN, which is sent. Returns the PSN behind it, and whether it is
+    /// a request for a READ or an atomic, which asks for all that is left.
     #[inline(always)]
     pub(super) fn packet_sent(&mut self, psn: Psn, mtu: usize) -> (Psn, bool) {
         let wqe = self.queue.at_mut(self.next);
@@ -265,8 +265,8 @@ impl SendWindow {
         (end, takes_resource)
     }
 
-    /// Advances the position past its packet with this PSN, which is sent and needs no acknowledgement. `mtu`: `None` if each message is one
-    /// packet. Returns true for the last packet of a message.
+    /// Advances the position past its packet with this PSN, which is sent and needs no acknowledgement. `mtu`: `None`
+    /// if each message is one packet. Returns true for the last packet of a message.
     pub(super) fn unacknowledged_sent(&mut self, psn: Psn, mtu: Option<usize>) -> bool {
         let wqe = self.queue.at_mut(self.next);
         if !wqe.started {

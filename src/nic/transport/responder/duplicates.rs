@@ -121,7 +121,8 @@ impl Responder {
         self.replies.insert_before(reply, is_behind)
     }
 
-    /// Queues one packet of a READ response once more, alone. Returns false if there is no room for it: the peer asks again.
+    /// Queues one packet of a READ response once more, alone. Returns false if there is no room for it: the peer asks
+    /// again.
     fn answer_part(&mut self, psn: Psn) -> bool {
         let reply = Reply::ReadPart(psn);
         self.replies.iter().any(|queued| *queued == reply) || self.queue_in_order(reply, psn)

@@ -107,7 +107,8 @@ impl Early {
         self.received &= !1;
     }
 
-    /// Notes that the packet with this PSN was executed, and all before PSN `expected + count`. `invalidates`: it has invalidated a key.
+    /// Notes that the packet with this PSN was executed, and all before PSN `expected + count`. `invalidates`: it has
+    /// invalidated a key.
     pub(super) fn executed(&mut self, psn: Psn, count: u32, expected: Psn, invalidates: bool) {
         // The key of an early WRITE may be the invalid one.
         if invalidates {

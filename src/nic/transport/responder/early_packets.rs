@@ -1,18 +1,20 @@
-//! Selective repeat, the responder's half: packets that came early, before others that are missing (in the manner of IRN, SIGCOMM
-//! 2018, 3.1 and 5.3).
+//! Selective repeat, the responder's half: packets that came early, before others that are missing (in the manner of
+//! IRN, SIGCOMM 2018, 3.1 and 5.3).
 //!
 //! A packet is placed early only where it is certain where its bytes go:
 //!
-//! * packets of the message in progress. A SEND's receive is taken, a WRITE's address is known. The end of a SEND is not known, so
-//!   that no two adjacent packets before this one may be missing: they could end one message and begin the next;
+//! * packets of the message in progress. A SEND's receive is taken, a WRITE's address is known. The end of a SEND is
+//!   not known, so that no two adjacent packets before this one may be missing: they could end one message and begin
+//!   the next;
 //! * WRITEs behind it, of which the first packet came: it names the memory. A few are remembered.
 //!
-//! All other packets are dropped and asked for again: later SENDs, READs, atomics, immediate data, invalidations. No payload is
-//! kept anywhere but in its place. An early packet is never refused: it is dropped, and judged when it is due.
+//! All other packets are dropped and asked for again: later SENDs, READs, atomics, immediate data, invalidations. No
+//! payload is kept anywhere but in its place. An early packet is never refused: it is dropped, and judged when it is
+//! due.
 //!
 //! When the missing packet comes, the expected PSN advances over those that came early, and completions, counters and
-//! acknowledgements follow in order. Bytes that a later WRITE has placed early are cut out of it, so that the later of two WRITEs
-//! stays the later one.
+//! acknowledgements follow in order. Bytes that a later WRITE has placed early are cut out of it, so that the later of
+//! two WRITEs stays the later one.
 
 use super::early::{Early, SendEnd};
 use super::early_writes::EarlyWrite;
@@ -33,7 +35,8 @@ enum EarlyPlace {
 }
 
 impl Responder {
-    /// Handles a request ahead of the expected PSN: places it if it is certain where its bytes go, and asks for what is missing.
+    /// Handles a request ahead of the expected PSN: places it if it is certain where its bytes go, and asks for what is
+    /// missing.
     pub(super) fn on_early(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>, ahead: u32) -> Verdict {
         let Received { packet, .. } = request;
         let expected = self.expected;
@@ -142,8 +145,8 @@ impl Responder {
         true
     }
 
-    /// Cuts the bytes of later WRITEs that came early out of the operations from number `from` on. `psn`: the packet that these
-    /// operations belong to.
+    /// Cuts the bytes of later WRITEs that came early out of the operations from number `from` on. `psn`: the packet
+    /// that these operations belong to.
     fn yield_to_later(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, from: usize, psn: Psn) {
         let Some(early) = self.early.as_ref().filter(|early| !early.has_no_writes()) else { return };
         for write in early.writes_behind(psn, self.expected) {
@@ -160,8 +163,8 @@ impl Responder {
         });
     }
 
-    /// Cuts the bytes of an early WRITE out of operation `number`. Regions may share memory, and an atomic reads what it changes:
-    /// then the WRITE is taken back, and asked for again.
+    /// Cuts the bytes of an early WRITE out of operation `number`. Regions may share memory, and an atomic reads what
+    /// it changes: then the WRITE is taken back, and asked for again.
     fn yield_write(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, write: &EarlyWrite, number: usize) {
         let EarlyWrite { first, reth } = *write;
         let Some((to, length)) = written(&ctx.out.dma_in[number]) else { return };
@@ -189,8 +192,8 @@ impl Responder {
         }
     }
 
-    /// Moves on after the request `packet` was executed. `before`: the expected PSN before; `from`: number of the first of its
-    /// operations.
+    /// Moves on after the request `packet` was executed. `before`: the expected PSN before; `from`: number of the first
+    /// of its operations.
     pub(super) fn passed_due(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>, before: Psn, from: usize) {
         let Received { qp, packet, .. } = request;
         let psn = packet.bth.psn;
@@ -266,7 +269,8 @@ impl Responder {
         true
     }
 
-    /// Forgets that the packet came early, because its bytes could not be stored. Returns `None` if it did not come early.
+    /// Forgets that the packet came early, because its bytes could not be stored. Returns `None` if it did not come
+    /// early.
     pub(crate) fn early_failed(&mut self, psn: Psn) -> Option<Verdict> {
         let ahead = psn.distance_from(self.expected);
         let early = self.early.as_mut().filter(|_| ahead > 0)?;

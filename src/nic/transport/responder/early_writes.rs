@@ -2,7 +2,8 @@
 
 use roxie_wire::{Psn, Reth};
 
-/// Number of WRITEs behind the message in progress that are remembered: with it, eight messages of 16 packets fill the window of 128.
+/// Number of WRITEs behind the message in progress that are remembered: with it, eight messages of 16 packets fill the
+/// window of 128.
 const WRITES: usize = 7;
 
 /// A WRITE of which the first packet came early.

@@ -1,8 +1,8 @@
-//! Fast path of the responder: SENDs and WRITEs that are in order, without immediate, invalidation or special conditions, and READ responses
-//! that are sent for the first time.
+//! Fast path of the responder: SENDs and WRITEs that are in order, without immediate, invalidation or special
+//! conditions, and READ responses that are sent for the first time.
 //!
-//! The fast path decides nothing that the slow path does not decide in the same way. A result of `None` means: take the slow path. Nothing
-//! has changed in this case.
+//! The fast path decides nothing that the slow path does not decide in the same way. A result of `None` means: take the
+//! slow path. Nothing has changed in this case.
 
 use super::reply_packets::NO_CREDITS;
 use super::{Reply, Responder};
@@ -81,7 +81,8 @@ impl Due {
 }
 
 impl Responder {
-    /// True if the request has the expected PSN, continues the message in progress, and has the length that its position asks for.
+    /// True if the request has the expected PSN, continues the message in progress, and has the length that its
+    /// position asks for.
     //= IBTA 9.5: requests-are-executed-in-psn-order
     #[inline(always)]
     pub(crate) fn expects(&self, qp: &QpContext, due: &Due) -> bool {

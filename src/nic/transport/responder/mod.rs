@@ -1,10 +1,10 @@
 //! The responder: executes requests as memory operations and replies (IBTA 9.7.4, 9.7.5.1, 9.9.3).
 //!
-//! Each method is given the QP's context. The responder changes nothing of the QP but its own state: a verdict that ends the connection
-//! ([`Verdict::ends_connection`](super::Verdict)) has [`Qp`](super::Qp) enter the error state.
+//! Each method is given the QP's context. The responder changes nothing of the QP but its own state: a verdict that
+//! ends the connection ([`Verdict::ends_connection`](super::Verdict)) has [`Qp`](super::Qp) enter the error state.
 //!
-//! * `requests`: a request is expected, ahead or a duplicate. `execution`, `placement`: the operations. `duplicates`, `early`, `early_packets`,
-//!   `early_writes`: the others.
+//! * `requests`: a request is expected, ahead or a duplicate. `execution`, `placement`: the operations. `duplicates`,
+//!   `early`, `early_packets`, `early_writes`: the others.
 //! * `receiving`: the message in progress and its receive. `resources`: READs and atomics with their results.
 //! * `replies`: pending replies. `reply_packets`: their packets.
 //! * `ud`, `uc`, `unacknowledged`: requests of the services without acknowledgements.
@@ -68,7 +68,8 @@ pub(super) struct Responder {
     /// Number of completed messages, modulo 2^24.
     msn: u32,
     receiving: Receiving,
-    /// Protection domain in which keys are checked. An XRC target has the domain of the shared receive queue that the request names.
+    /// Protection domain in which keys are checked. An XRC target has the domain of the shared receive queue that the
+    /// request names.
     pd: PdId,
     /// XRC: the shared receive queue of the message in progress.
     srqn: Srqn,
@@ -180,8 +181,9 @@ impl Responder {
         self.receiving.end();
     }
 
-    /// Ends the responder's work on entry to the error state: flushes the receive in progress, and drops the pending replies. A NAK that refuses
-    /// a request is still sent, and so are the replies before it, which answer earlier requests. None of what came early becomes due any more.
+    /// Ends the responder's work on entry to the error state: flushes the receive in progress, and drops the pending
+    /// replies. A NAK that refuses a request is still sent, and so are the replies before it, which answer earlier
+    /// requests. None of what came early becomes due any more.
     pub(super) fn abandon(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) {
         self.receiving.flush(qp, ctx);
         let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::PsnAhead);

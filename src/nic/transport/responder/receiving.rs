@@ -111,8 +111,8 @@ impl Receiving {
         scatter::zero(ctx.memory, self.pd, self.list(), length, ctx.out)
     }
 
-    /// Returns where `length` bytes at `offset` of `receive` lie, or of the receive at hand. `None` if its list has more than one entry, or
-    /// does not allow the access.
+    /// Returns where `length` bytes at `offset` of `receive` lie, or of the receive at hand. `None` if its list has
+    /// more than one entry, or does not allow the access.
     #[inline(always)]
     pub(super) fn place(
         &self,
@@ -138,8 +138,8 @@ impl Receiving {
         }
     }
 
-    /// Counts the payload of a SEND's packet, which follows `before` bytes of the message. If the packet is the last one, completes the receive and
-    /// returns true.
+    /// Counts the payload of a SEND's packet, which follows `before` bytes of the message. If the packet is the last
+    /// one, completes the receive and returns true.
     pub(super) fn part_of_send(
         &mut self,
         qp: &QpContext,

@@ -71,7 +71,8 @@ pub(super) struct Replies {
     bound: usize,
 }
 
-/// Returns the bound for a responder with `resources` resources. Worst case: an ACK behind each response, and a NAK behind that.
+/// Returns the bound for a responder with `resources` resources. Worst case: an ACK behind each response, and a NAK
+/// behind that.
 fn bound_for(resources: usize) -> usize {
     2 * resources + 4
 }

@@ -11,7 +11,8 @@ use roxie_wire::{Aeth, Bth, Ext, Opcode, Operation, Psn, Syndrome};
 pub(super) const NO_CREDITS: u8 = 31;
 
 impl Responder {
-    /// Plans the packet of `reply`, the oldest. `None`: the reply cannot be sent, and is to be dropped by [`drop_reply`](Self::drop_reply).
+    /// Plans the packet of `reply`, the oldest. `None`: the reply cannot be sent, and is to be dropped by
+    /// [`drop_reply`](Self::drop_reply).
     pub(crate) fn plan_reply(&self, qp: &QpContext, ctx: &mut Ctx<'_>, reply: Reply) -> Option<TxPlan> {
         match reply {
             Reply::Ack { psn, msn } => {
@@ -39,7 +40,8 @@ impl Responder {
         }
     }
 
-    /// Drops the oldest reply, which cannot be sent, because its region was deregistered meanwhile. Returns true if that ends the connection.
+    /// Drops the oldest reply, which cannot be sent, because its region was deregistered meanwhile. Returns true if
+    /// that ends the connection.
     #[cold]
     pub(crate) fn drop_reply(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> bool {
         let reply = self.replies.front();
@@ -57,8 +59,9 @@ impl Responder {
         self.refuse_rest(qp, ctx, slot, psn, Check::NoPage)
     }
 
-    /// Refuses the rest of a READ from `psn` on, because its memory is gone. The response to a duplicate is dropped silently, because the peer
-    /// may have received the first response. The responder remembers the READ: no ACK may have one of its PSNs. Returns false if it does not refuse.
+    /// Refuses the rest of a READ from `psn` on, because its memory is gone. The response to a duplicate is dropped
+    /// silently, because the peer may have received the first response. The responder remembers the READ: no ACK may
+    /// have one of its PSNs. Returns false if it does not refuse.
     fn refuse_rest(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, slot: u8, psn: Psn, why: Check) -> bool {
         let Some(resource) = self.resources.get_mut(slot) else { return false };
         resource.queued = false;
@@ -100,7 +103,8 @@ impl Responder {
         Some(reply_packet(qp, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, reason))
     }
 
-    /// Plans a packet of a READ response that is sent again alone. Returns `None` if its resource or its memory has gone.
+    /// Plans a packet of a READ response that is sent again alone. Returns `None` if its resource or its memory has
+    /// gone.
     #[cold]
     fn plan_read_part(&self, qp: &QpContext, ctx: &mut Ctx<'_>, psn: Psn) -> Option<TxPlan> {
         let slot = self.resources.find(psn, Operation::ReadRequest)?;

@@ -144,7 +144,8 @@ impl Responder {
         Verdict::Refused(check)
     }
 
-    /// Refuses a request after it was executed, because its memory operation has failed. `completed`: the receive that it has completed.
+    /// Refuses a request after it was executed, because its memory operation has failed. `completed`: the receive that
+    /// it has completed.
     pub(crate) fn request_failed(
         &mut self,
         ctx: &mut Ctx<'_>,

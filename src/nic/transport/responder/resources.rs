@@ -66,7 +66,8 @@ impl Resources {
         self.next = 0;
     }
 
-    /// Makes room for `count` READs and atomics. The table never shrinks, because the peer observes the limit by itself. Returns its size.
+    /// Makes room for `count` READs and atomics. The table never shrinks, because the peer observes the limit by
+    /// itself. Returns its size.
     pub(super) fn resize(&mut self, count: u8) -> usize {
         let count = usize::from(count).max(self.slots.len());
         //= IBTA 9.7.5.1: as-many-results-are-kept-as-agreed
@@ -82,9 +83,9 @@ impl Resources {
         self.slots.get_mut(usize::from(slot))?.as_mut()
     }
 
-    /// Returns the slot of the next READ or atomic, and the response that is still queued there. `None` if the peer exceeds its limit: a first
-    /// response is queued. A queued response to a duplicate gives way: a peer within its limit has the first response already, and the duplicate
-    /// was a delayed packet.
+    /// Returns the slot of the next READ or atomic, and the response that is still queued there. `None` if the peer
+    /// exceeds its limit: a first response is queued. A queued response to a duplicate gives way: a peer within its
+    /// limit has the first response already, and the duplicate was a delayed packet.
     pub(super) fn next_slot(&self) -> Option<(u8, Option<Reply>)> {
         let slot = self.next as u8;
         let queued = self.slots.get(self.next)?.as_ref().filter(|old| old.queued);
@@ -120,9 +121,9 @@ impl Resources {
         self.slots.iter().flatten().any(|it| it.covers(psn))
     }
 
-    /// Returns the PSN of the ACK for the duplicate `psn` and everything executed after it, up to the next READ or atomic. An ACK must
-    /// not carry the PSN of a READ or an atomic, which have responses of their own (IBTA 9.7.5.1.2; rdma_rxe of Linux 6.1 completes the READ
-    /// with it). `last`: the PSN executed last.
+    /// Returns the PSN of the ACK for the duplicate `psn` and everything executed after it, up to the next READ or
+    /// atomic. An ACK must not carry the PSN of a READ or an atomic, which have responses of their own (IBTA 9.7.5.1.2;
+    /// rdma_rxe of Linux 6.1 completes the READ with it). `last`: the PSN executed last.
     #[cold]
     pub(super) fn acknowledged_by(&self, psn: Psn, last: Psn) -> Psn {
         let ahead = |other: Psn| other.distance_from(psn);

@@ -25,7 +25,8 @@ const GRH_LEN: u32 = 40;
 const IPV4_LEN: u32 = 20;
 
 impl Responder {
-    /// Handles a received datagram. `sent_from`: the local GID of the last datagram that this QP sent to a multicast group.
+    /// Handles a received datagram. `sent_from`: the local GID of the last datagram that this QP sent to a multicast
+    /// group.
     pub(crate) fn on_datagram(
         &mut self,
         ctx: &mut Ctx<'_>,

@@ -2,9 +2,9 @@
 //!
 //! A received packet that cannot be accepted is dropped and counted, and the peer is not notified.
 //!
-//! A raw packet is a whole frame that begins with its Ethernet header and has no FCS. Contents are neither changed nor checked. Flows
-//! ([`roxie_base::flow`]) define which frames the NIC steers to the QP. A frame longer than its receive is dropped and counted, and the
-//! receive stays posted, as for datagrams.
+//! A raw packet is a whole frame that begins with its Ethernet header and has no FCS. Contents are neither changed nor
+//! checked. Flows ([`roxie_base::flow`]) define which frames the NIC steers to the QP. A frame longer than its receive
+//! is dropped and counted, and the receive stays posted, as for datagrams.
 
 use super::{Check, PlantedBug, Responder};
 use crate::transport::message::Message;
@@ -75,7 +75,8 @@ impl Responder {
         Verdict::ReceiveFailed(status)
     }
 
-    /// Fails the receive of the frame that was handled last, because its memory is missing. `wr_id`: from its completion, if it had one.
+    /// Fails the receive of the frame that was handled last, because its memory is missing. `wr_id`: from its
+    /// completion, if it had one.
     pub(crate) fn frame_failed(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, wr_id: Option<u64>) -> Verdict {
         if let Some(wr_id) = wr_id {
             self.receiving.take_back(wr_id);

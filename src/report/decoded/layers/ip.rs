@@ -48,8 +48,8 @@ pub(super) fn v4(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
 
 /// Parses an IPv6 header and its extension headers.
 ///
-/// Extension headers in front of a RoCE packet are removed. If a router inserted them, the result is the packet as sent, which
-/// the ICRC covers.
+/// Extension headers in front of a RoCE packet are removed. If a router inserted them, the result is the packet as
+/// sent, which the ICRC covers.
 pub(super) fn v6(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let header: [u8; 40] = cursor.peek(0)?;
     let [b0, _, _, _, p0, p1, mut next, _, addresses @ ..] = header;

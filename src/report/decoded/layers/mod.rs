@@ -75,7 +75,8 @@ const ERF_ETHERNET: [u8; 4] = [2, 11, 16, 20];
 /// The type with InfiniBand packets from the LRH on.
 const ERF_INFINIBAND: u8 = 21;
 
-/// Parses the header of an ERF record (Endace, EDM11-01): time, type, flags, lengths; extension headers as long as bit 7 is set.
+/// Parses the header of an ERF record (Endace, EDM11-01): time, type, flags, lengths; extension headers as long as bit
+/// 7 is set.
 fn erf(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let mut kind = cursor.peek::<1>(8)?[0];
     cursor.skip(16)?;

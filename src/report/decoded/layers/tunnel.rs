@@ -157,7 +157,8 @@ fn erspan_session(cursor: &mut Cursor<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Parses one MPLS label (RFC 3032). After the last label stands IP, or Ethernet with or without a control word (RFC 4448).
+/// Parses one MPLS label (RFC 3032). After the last label stands IP, or Ethernet with or without a control word (RFC
+/// 4448).
 pub(super) fn mpls(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let entry = u32::from_be_bytes(cursor.peek(0)?);
     cursor.enter("MPLS", Some(("label", entry >> 12)));
@@ -179,8 +180,8 @@ pub(super) fn mpls(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     }
 }
 
-/// True if an IP packet ends at the content's end, apart from Ethernet padding. A MAC address may begin with the same bits as
-/// IP.
+/// True if an IP packet ends at the content's end, apart from Ethernet padding. A MAC address may begin with the same
+/// bits as IP.
 fn is_whole_ip(cursor: &Cursor<'_>) -> Result<bool, Stop> {
     let len = match cursor.peek::<6>(0)? {
         [0x45..=0x4f, _, l0, l1, ..] => usize::from(u16::from_be_bytes([l0, l1])),

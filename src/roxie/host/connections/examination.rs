@@ -18,8 +18,8 @@ impl<C: Consumer> Core<C> {
     }
 }
 
-/// Returns true if a packet of the QP's connection has arrived since the last call. If none has and `asks` is true, the QP asks its peer. A QP
-/// that is not this process's hears nothing.
+/// Returns true if a packet of the QP's connection has arrived since the last call. If none has and `asks` is true, the
+/// QP asks its peer. A QP that is not this process's hears nothing.
 fn has_received(device: &Device, qpn: Qpn, asks: bool) -> bool {
     let qps = device.inner.qps.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(index) = qps.get(&qpn).copied() else { return false };

@@ -70,7 +70,8 @@ pub(super) fn find_path(
     }
 }
 
-/// Returns the route back to a datagram's sender, from its network header and VLAN. IPv6 and GRH fill the 40 bytes, IPv4 is in the last 20.
+/// Returns the route back to a datagram's sender, from its network header and VLAN. IPv6 and GRH fill the 40 bytes,
+/// IPv4 is in the last 20.
 pub(super) fn return_path(header: &[u8], vlan: u16) -> Option<Route> {
     let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
     let v4 = |at: usize| -> Option<Gid> {

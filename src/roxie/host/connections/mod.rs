@@ -1,10 +1,10 @@
 //! A connection manager on a device: [`cm::Manager`](roxie_nic::cm::Manager) on QP1, with two threads.
 //!
-//! Calls of the manager send its messages before they return, so a program that disconnects and exits has sent its DREQ. Two
-//! threads do the rest, and sleep while there is nothing to do. The first takes received messages, fairly by sender (`inbox`), and
-//! drives the manager's timers. The second resolves paths to new hosts, many at a time, for seconds if they do not answer
-//! (`searches`), without delaying the first. The consumer receives events under the manager's lock, so that its state and the
-//! manager's state of a connection change together.
+//! Calls of the manager send its messages before they return, so a program that disconnects and exits has sent its
+//! DREQ. Two threads do the rest, and sleep while there is nothing to do. The first takes received messages, fairly by
+//! sender (`inbox`), and drives the manager's timers. The second resolves paths to new hosts, many at a time, for
+//! seconds if they do not answer (`searches`), without delaying the first. The consumer receives events under the
+//! manager's lock, so that its state and the manager's state of a connection change together.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -69,7 +69,8 @@ impl Consumer for IgnoreEvents {
     fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
 }
 
-/// A connection manager with its consumer and threads. When dropped, it forgets its connections without a message to their peers.
+/// A connection manager with its consumer and threads. When dropped, it forgets its connections without a message to
+/// their peers.
 #[derive(Debug)]
 pub struct ConnectionService<C: Consumer> {
     inner: Arc<Inner<C>>,
@@ -119,7 +120,8 @@ impl<C: Consumer> ConnectionService<C> {
     /// Claims the device's interface if needed, makes QP1, and starts the threads.
     ///
     /// # Errors
-    /// If the interface cannot be claimed, a QP1 already exists, or the system is out of memory, descriptors or threads.
+    /// If the interface cannot be claimed, a QP1 already exists, or the system is out of memory, descriptors or
+    /// threads.
     pub fn start(
         device: &Device,
         mut manager: Manager,
@@ -162,8 +164,8 @@ impl<C: Consumer> ConnectionService<C> {
         Ok(service)
     }
 
-    /// Calls the manager under its lock. Before this returns, the manager's messages are sent, as far as paths are resolved, and
-    /// the consumer has received all events.
+    /// Calls the manager under its lock. Before this returns, the manager's messages are sent, as far as paths are
+    /// resolved, and the consumer has received all events.
     pub fn with<R>(&self, call: impl FnOnce(&mut Manager, &mut C, Nanos) -> R) -> R {
         let inner = &*self.inner;
         let mut core = inner.lock();
@@ -196,8 +198,8 @@ impl<C: Consumer> ConnectionService<C> {
         core.manager.ids().any(|id| core.manager.state(id) != Some(ConnectionState::TimeWait))
     }
 
-    /// Ends all connections before the process ends, as [`Manager::destroy`] does: peers are notified, the consumer is not. Waits
-    /// up to `limit` for the peers of established connections to agree. True if they did.
+    /// Ends all connections before the process ends, as [`Manager::destroy`] does: peers are notified, the consumer is
+    /// not. Waits up to `limit` for the peers of established connections to agree. True if they did.
     pub fn part(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         self.with(|manager, _, now| {
@@ -225,9 +227,9 @@ impl<C: Consumer> ConnectionService<C> {
         self.inner.lock().gsi.qp.index()
     }
 
-    /// Resolves the path to a host. True: messages to it are now sent immediately. False: the kernel was asked, and the caller must
-    /// try again. While a path is being resolved, messages to it may be dropped, so a message that is sent only once needs a
-    /// resolved path.
+    /// Resolves the path to a host. True: messages to it are now sent immediately. False: the kernel was asked, and the
+    /// caller must try again. While a path is being resolved, messages to it may be dropped, so a message that is sent
+    /// only once needs a resolved path.
     pub(super) fn resolve_path(&self, route: &Route) -> bool {
         let path = MessagePath::to(route, false);
         let mut core = self.inner.lock();
@@ -245,7 +247,8 @@ impl<C: Consumer> ConnectionService<C> {
     /// True if all messages with a resolved path have been sent.
     pub(super) fn has_sent_all(&self) -> bool {
         let core = self.inner.lock();
-        // The previous holder of the lock has sent (`Core::send`): if the manager has more messages, the outbox is not empty.
+        // The previous holder of the lock has sent (`Core::send`): if the manager has more messages, the outbox is not
+        // empty.
         core.outbox.is_empty() && core.under_way.iter().all(Option::is_none)
     }
 }
@@ -291,7 +294,8 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    /// Resolves an address of this host immediately. A process that exits after a reply has then sent it, as with a kernel.
+    /// Resolves an address of this host immediately. A process that exits after a reply has then sent it, as with a
+    /// kernel.
     fn resolve_own(&mut self, path: &MessagePath) {
         if self.paths.get(path).is_none()
             && self.device.is_own(path.local, path.remote.to_ip())
@@ -380,8 +384,8 @@ impl<C: Consumer> Core<C> {
 }
 
 impl<C: Consumer> Core<C> {
-    /// Restarts QP1. No received packet makes QP1 fail, but without it there is no connection management. Lost messages are
-    /// retransmitted.
+    /// Restarts QP1. No received packet makes QP1 fail, but without it there is no connection management. Lost messages
+    /// are retransmitted.
     #[cold]
     fn restart_gsi(&mut self) {
         self.under_way.fill(None);
@@ -487,7 +491,8 @@ struct Poller<'a, C: Consumer> {
     channel: CompletionChannel,
 }
 
-/// Tells the consumer when the first thread ends because the device has failed, also by a panic of a pass in this thread.
+/// Tells the consumer when the first thread ends because the device has failed, also by a panic of a pass in this
+/// thread.
 struct FailureReport<'a, C: Consumer>(&'a Inner<C>);
 
 impl<C: Consumer> Drop for FailureReport<'_, C> {

@@ -56,7 +56,8 @@ fn replies_to_a_flood_wait_in_bounded_queues() {
     assert!((limits.transmits..=limits.transmits + 1).contains(&waiting), "{waiting} messages wait");
 }
 
-/// An RTU that waited for a path of its own was overtaken by the DREQ of a short connection: its peer never became connected.
+/// An RTU that waited for a path of its own was overtaken by the DREQ of a short connection: its peer never became
+/// connected.
 #[test]
 fn message_behind_a_request_needs_no_path() {
     let (local, _remote) = Device::memory_pair(&DeviceConfig::default()).unwrap();

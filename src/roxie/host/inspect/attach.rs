@@ -85,11 +85,11 @@ pub enum AttachError {
     },
 }
 
-/// A capture of another process's frames: a pcapng stream that ends with [`stop`](Attached::stop), with the process, or with its
-/// device. Dropping it ends the capture.
+/// A capture of another process's frames: a pcapng stream that ends with [`stop`](Attached::stop), with the process, or
+/// with its device. Dropping it ends the capture.
 ///
-/// The stream has blocks of interface statistics: how many frames were seen, and how many of these are missing because the reader
-/// was slow. Unless the process was killed, the last block is one.
+/// The stream has blocks of interface statistics: how many frames were seen, and how many of these are missing because
+/// the reader was slow. Unless the process was killed, the last block is one.
 #[derive(Debug)]
 pub struct Attached {
     stream: UnixStream,
@@ -97,7 +97,8 @@ pub struct Attached {
     first: Option<u8>,
 }
 
-/// Captures the frames of a device from now on, up to `snap_length` bytes of each (0: all). Frames are captured when this returns.
+/// Captures the frames of a device from now on, up to `snap_length` bytes of each (0: all). Frames are captured when
+/// this returns.
 ///
 /// # Errors
 /// If the device is gone, or refuses: [`AttachError`].
@@ -147,8 +148,8 @@ pub fn attach(device: &Snapshot, snap_length: u32) -> Result<Attached, AttachErr
     }
 }
 
-/// Reads the secret of a process, to show that the kernel allows that. Root without CAP_SYS_PTRACE, as in most containers, reads it as the
-/// process's user.
+/// Reads the secret of a process, to show that the kernel allows that. Root without CAP_SYS_PTRACE, as in most
+/// containers, reads it as the process's user.
 fn secret_of(pid: u32, address: u64, user: u32) -> io::Result<[u8; SECRET]> {
     let read = || -> io::Result<[u8; SECRET]> {
         let mut secret = [0; SECRET];

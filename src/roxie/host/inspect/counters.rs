@@ -11,10 +11,11 @@ use super::look::{LONGEST, LONGEST_OF_OTHER, OTHERS, PATIENCE, answer, connect, 
 use super::window::FOR_COUNTERS;
 use roxie_base::descriptors::{Peer, peer_of};
 
-/// Reads the counters of all devices of this user or root in the network namespace, repeatedly, or of all users' devices.
+/// Reads the counters of all devices of this user or root in the network namespace, repeatedly, or of all users'
+/// devices.
 ///
-/// A device that does not answer, because its process is stopped, is asked only once. Further connections would fill its backlog,
-/// and then block every reader.
+/// A device that does not answer, because its process is stopped, is asked only once. Further connections would fill
+/// its backlog, and then block every reader.
 #[derive(Debug, Default)]
 pub struct CounterReader {
     /// Connections with an outstanding answer, by the name of the device's socket.
@@ -23,14 +24,15 @@ pub struct CounterReader {
 }
 
 impl CounterReader {
-    /// Returns a reader for root, which reads devices of all users: what a device of another user says, root cannot check.
+    /// Returns a reader for root, which reads devices of all users: what a device of another user says, root cannot
+    /// check.
     pub fn of_all_users() -> CounterReader {
         CounterReader { all_users: true, ..CounterReader::default() }
     }
 
-    /// Returns the existing devices, by the unique name of their socket. A snapshot has identity and counters, but no objects.
-    /// `None`: the device has not answered, or belongs to another user. Waits up to 0.5 s for devices that do not answer, but only
-    /// once for each.
+    /// Returns the existing devices, by the unique name of their socket. A snapshot has identity and counters, but no
+    /// objects. `None`: the device has not answered, or belongs to another user. Waits up to 0.5 s for devices that do
+    /// not answer, but only once for each.
     ///
     /// # Errors
     /// If the list of sockets cannot be read, for want of `/proc`.

@@ -1,12 +1,13 @@
 //! The capture of a running device, for a reader in another process.
 //!
-//! The reader gets a pcapng stream on its connection. A thread writes it from a bounded queue, so neither the data path nor the thread
-//! that follows the interface waits for the reader: frames for which the queue has no room are left out and counted. The reader shuts
-//! down its half of the connection to end the capture, and gets what is queued, and the count. If it is gone, the capture ends as well.
+//! The reader gets a pcapng stream on its connection. A thread writes it from a bounded queue, so neither the data path
+//! nor the thread that follows the interface waits for the reader: frames for which the queue has no room are left out
+//! and counted. The reader shuts down its half of the connection to end the capture, and gets what is queued, and the
+//! count. If it is gone, the capture ends as well.
 //!
-//! Frames carry memory, so a reader must show first that the kernel lets it read this process's memory: it is given the address of a
-//! secret, and sends the bytes that are there. A process of the same user without this one's capabilities cannot, nor can one that a
-//! security module keeps from tracing others (ptrace(2), "Ptrace access mode checking").
+//! Frames carry memory, so a reader must show first that the kernel lets it read this process's memory: it is given the
+//! address of a secret, and sends the bytes that are there. A process of the same user without this one's capabilities
+//! cannot, nor can one that a security module keeps from tracing others (ptrace(2), "Ptrace access mode checking").
 
 use std::io::{self, Write};
 use std::net::Shutdown;

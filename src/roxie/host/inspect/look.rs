@@ -1,9 +1,9 @@
 //! Reading the snapshots of devices.
 //!
-//! Any process may create a socket with such a name. A reader therefore trusts only the kernel's word on the user and process of a
-//! socket, and bounds the rest: one deadline for all answers, their length, and the number of their objects. All text in a snapshot is
-//! [`Foreign`](roxie_base::text::Foreign). What a snapshot says about other processes counts only if it is root's or the reader's own
-//! user's.
+//! Any process may create a socket with such a name. A reader therefore trusts only the kernel's word on the user and
+//! process of a socket, and bounds the rest: one deadline for all answers, their length, and the number of their
+//! objects. All text in a snapshot is [`Foreign`](roxie_base::text::Foreign). What a snapshot says about other
+//! processes counts only if it is root's or the reader's own user's.
 
 use std::fs::{self, File};
 use std::io;
@@ -31,8 +31,8 @@ use roxie_base::threads::as_user;
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum length of an answer in bytes. A device with 65,536 QPs and as many regions has some 20 MiB.
 pub(super) const LONGEST: u64 = 32 << 20;
-/// Limits for devices of users other than the reader and root: their number, and of their answers the length in bytes, the total length, and
-/// the total number of objects and counters.
+/// Limits for devices of users other than the reader and root: their number, and of their answers the length in bytes,
+/// the total length, and the total number of objects and counters.
 pub(super) const OTHERS: usize = 256;
 pub(super) const LONGEST_OF_OTHER: u64 = 1 << 20;
 const LONGEST_OF_OTHERS: u64 = 16 << 20;
@@ -58,8 +58,8 @@ struct Asked {
     whose: Peer,
 }
 
-/// Reads all devices in the calling thread's network namespace that this process may read: devices of its user and of root, or all if
-/// it is root. Waits up to 0.5 s for all devices together.
+/// Reads all devices in the calling thread's network namespace that this process may read: devices of its user and of
+/// root, or all if it is root. Waits up to 0.5 s for all devices together.
 ///
 /// # Errors
 /// If the list of sockets cannot be read, for want of `/proc`.
@@ -111,8 +111,8 @@ impl Allowance {
 }
 
 impl Asked {
-    /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
-    /// other user, and tells it nothing.
+    /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a
+    /// program sees root as any other user, and tells it nothing.
     fn queried_by_its_user(self) -> Asked {
         let Some(uid) = self.whose.uid else { return self };
         let again = as_user(uid, || connect_now(None, &self.name)).and_then(|connected| connected);

@@ -1,9 +1,9 @@
 //! Inspection of a device by other processes: queue pairs, memory regions, connection identifiers and counters.
 //!
-//! A kernel knows the objects of all processes and reports them (`rdma resource show`). Here each device reports its own. A
-//! device has a Unix socket with an abstract name in its network namespace, and passes a [`Snapshot`] to any reader of the same
-//! user or root ([`snapshots`]). The thread that follows the interface does this, so that the data path and an idle process pay
-//! nothing. A reader may also ask for the frames of a device from now on ([`attach`]).
+//! A kernel knows the objects of all processes and reports them (`rdma resource show`). Here each device reports its
+//! own. A device has a Unix socket with an abstract name in its network namespace, and passes a [`Snapshot`] to any
+//! reader of the same user or root ([`snapshots`]). The thread that follows the interface does this, so that the data
+//! path and an idle process pay nothing. A reader may also ask for the frames of a device from now on ([`attach`]).
 
 mod attach;
 mod counters;

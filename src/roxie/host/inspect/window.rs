@@ -17,10 +17,11 @@ use roxie_base::descriptors::{Peer, children, listen, peer_of, send, send_with};
 
 /// Prefix of the socket's name.
 pub(super) const NAME: &str = "roxie/see/";
-/// Prefix of the name of a reader's socket that asks for the counters only. Counters cost far less than objects, so they may be
-/// read often.
+/// Prefix of the name of a reader's socket that asks for the counters only. Counters cost far less than objects, so
+/// they may be read often.
 pub(super) const FOR_COUNTERS: &str = "roxie/ask/counters/";
-/// Prefix of the name of a reader's socket that asks for the device's frames. The number of bytes to keep of each follows.
+/// Prefix of the name of a reader's socket that asks for the device's frames. The number of bytes to keep of each
+/// follows.
 pub(super) const FOR_FRAMES: &str = "roxie/ask/proved-frames/";
 /// The same of a release whose readers do not show that they may read this process's memory.
 const FOR_FRAMES_UNPROVED: &str = "roxie/ask/frames/";
@@ -87,7 +88,8 @@ impl Window {
         self.0.as_fd()
     }
 
-    /// Answers readers that have connected. False: the system is out of descriptors or memory for the next one, which waits.
+    /// Answers readers that have connected. False: the system is out of descriptors or memory for the next one, which
+    /// waits.
     pub(in crate::host) fn answer(&self, device: &State, capture: &mut LiveCapture) -> bool {
         for _ in 0..AT_ONCE {
             let (reader, name) = match self.0.accept() {

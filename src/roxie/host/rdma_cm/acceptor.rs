@@ -16,12 +16,12 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Answers the requests of a port on the caller's thread, and returns connections once their peers have confirmed them.
 ///
 /// Anyone can send requests that name other hosts as their source. A half-open connection therefore has no thread: only
-/// the queue pair that the server offers, with a receive for the first message, which may overtake the confirmation, in memory that all
-/// connections share ([`FirstMessages`](super::FirstMessages)). A peer that sends
-/// more before the server has posted receives is told to try again (RNR NAK). The number of half-open connections is limited, apart from the number of connections. If all places are
-/// taken, the address with the most places loses its oldest one. If each has one, a request is dropped, unless it is a repetition
-/// or a place is 0.5 s old. Hosts that were only named as the source do not repeat requests. Dropping the acceptor ends listening,
-/// and all half-open connections.
+/// the queue pair that the server offers, with a receive for the first message, which may overtake the confirmation, in
+/// memory that all connections share ([`FirstMessages`](super::FirstMessages)). A peer that sends more before the
+/// server has posted receives is told to try again (RNR NAK). The number of half-open connections is limited, apart
+/// from the number of connections. If all places are taken, the address with the most places loses its oldest one. If
+/// each has one, a request is dropped, unless it is a repetition or a place is 0.5 s old. Hosts that were only named as
+/// the source do not repeat requests. Dropping the acceptor ends listening, and all half-open connections.
 #[derive(Debug)]
 pub struct Acceptor<T> {
     listener: PortListener,
@@ -57,8 +57,8 @@ impl<T> Acceptor<T> {
         Acceptor { listener, half_open: Vec::new() }
     }
 
-    /// Returns the next connection. `None`: none came in time. `offer` returns the answer to a request, or the private data of its
-    /// rejection. `failed` hears of requests that could not be answered as offered.
+    /// Returns the next connection. `None`: none came in time. `offer` returns the answer to a request, or the private
+    /// data of its rejection. `failed` hears of requests that could not be answered as offered.
     ///
     /// # Errors
     /// If the device has failed.

@@ -188,7 +188,8 @@ impl Connection {
         self.peer
     }
 
-    /// Private data of the peer: from its reply, or for an accepted connection from its ready message. Padded with zeros.
+    /// Private data of the peer: from its reply, or for an accepted connection from its ready message. Padded with
+    /// zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -201,8 +202,8 @@ impl Connection {
         Ok(self.line.shared.with(|manager, _, _| manager.parameters(self.line.id))?)
     }
 
-    /// Waits until the peer ends the connection or no longer knows it, and agrees to it. Outstanding work requests are flushed.
-    /// False: neither happened in time.
+    /// Waits until the peer ends the connection or no longer knows it, and agrees to it. Outstanding work requests are
+    /// flushed. False: neither happened in time.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         let Some(event) = self.line.next_event(timeout) else { return false };
         self.end(&event);
@@ -233,8 +234,9 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails, and
-    /// immediately if the connection has ended. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
+    /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device
+    /// fails, and immediately if the connection has ended. Not for devices with
+    /// [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     #[cfg(feature = "tokio")]
     pub async fn ended(&self) {
         if !self.has_ended.load(Relaxed)
@@ -255,7 +257,8 @@ impl Connection {
         self.flush();
     }
 
-    /// Ends the connection, and waits until the peer agrees or is found unreachable. Outstanding work requests are flushed.
+    /// Ends the connection, and waits until the peer agrees or is found unreachable. Outstanding work requests are
+    /// flushed.
     ///
     /// # Errors
     /// If the connection has already ended.

@@ -11,7 +11,8 @@ use roxie_base::time::Nanos;
 use roxie_nic::cm::{ConnectionState, Event, Listener, Manager, ResolveAnswer};
 use roxie_wire::cm::{CommId, SidrStatus};
 
-/// Capacity of a connection's event queue: a connection has four events at most, from its answer or confirmation to the end of its time wait.
+/// Capacity of a connection's event queue: a connection has four events at most, from its answer or confirmation to the
+/// end of its time wait.
 const EVENTS: usize = 4;
 
 /// A waiter runs the device at intervals that grow from the first to the last: there may be no other thread to run it.

@@ -8,8 +8,9 @@ use super::super::pd::ProtectionDomain;
 use roxie_base::threads::lock;
 use roxie_nic::verbs::{Access, Sge};
 
-/// Places for the first messages of a server's connections, one for each, in memory that all connections share. A half-open connection
-/// has no memory of its own: one of a stranger takes a place, and no page before a message has come.
+/// Places for the first messages of a server's connections, one for each, in memory that all connections share. A
+/// half-open connection has no memory of its own: one of a stranger takes a place, and no page before a message has
+/// come.
 #[derive(Debug)]
 pub struct FirstMessages {
     pool: Arc<Pool>,
@@ -23,7 +24,8 @@ struct Pool {
     free: Mutex<Vec<u32>>,
 }
 
-/// A place for one message, free again when it is dropped. A QP with a receive for it must [keep](super::super::QpBuilder::keeps) it.
+/// A place for one message, free again when it is dropped. A QP with a receive for it must
+/// [keep](super::super::QpBuilder::keeps) it.
 #[derive(Debug)]
 pub struct FirstMessage {
     pool: Arc<Pool>,

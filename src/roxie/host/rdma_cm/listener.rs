@@ -27,7 +27,8 @@ pub struct PortListener {
     _port: Option<ReservedPort>,
 }
 
-/// A port number that this listener has reserved among the processes that share the device. Dropping it releases the number.
+/// A port number that this listener has reserved among the processes that share the device. Dropping it releases the
+/// number.
 #[derive(Debug)]
 struct ReservedPort {
     slot: DeviceSlot,
@@ -109,13 +110,13 @@ impl PortListener {
         }
     }
 
-    /// Accepts the next connection, with a protection domain, a completion queue and a QP made for it, and default options: what
-    /// [`ConnectionManager::dial`](super::ConnectionManager::dial) does at the other end. `prepare` posts the receives for the
-    /// peer's first messages, and returns what they need. `None`: no request came in time.
+    /// Accepts the next connection, with a protection domain, a completion queue and a QP made for it, and default
+    /// options: what [`ConnectionManager::dial`](super::ConnectionManager::dial) does at the other end. `prepare` posts
+    /// the receives for the peer's first messages, and returns what they need. `None`: no request came in time.
     ///
     /// # Errors
-    /// Those of [`PortListener::accept`], [`ConnectionRequest::accept`] and `prepare`; also if the device has no room for the
-    /// objects.
+    /// Those of [`PortListener::accept`], [`ConnectionRequest::accept`] and `prepare`; also if the device has no room
+    /// for the objects.
     pub fn serve<T>(
         &self,
         timeout: Duration,
@@ -193,19 +194,21 @@ impl ConnectionRequest {
         &self.request
     }
 
-    /// Connects a QP to the peer, and waits until the peer is ready. Post receives for its first messages before, in INIT.
+    /// Connects a QP to the peer, and waits until the peer is ready. Post receives for its first messages before, in
+    /// INIT.
     ///
     /// # Errors
-    /// If the peer has given up or no longer answers, or the link does not carry its path MTU, in which case the request is
-    /// rejected. The QP is destroyed.
+    /// If the peer has given up or no longer answers, or the link does not carry its path MTU, in which case the
+    /// request is rejected. The QP is destroyed.
     pub fn accept(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         self.answer(&qp, options)?;
         let event = self.line.next_event(Duration::MAX);
         confirmed(self.line, qp, self.peer, event)
     }
 
-    /// As [`ConnectionRequest::accept`], without blocking the thread while the peer is awaited. If the kernel does not know the peer's
-    /// next hop, resolving it blocks, for 3 s at most. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
+    /// As [`ConnectionRequest::accept`], without blocking the thread while the peer is awaited. If the kernel does not
+    /// know the peer's next hop, resolving it blocks, for 3 s at most. Not for devices with
+    /// [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
     /// The errors of [`ConnectionRequest::accept`].

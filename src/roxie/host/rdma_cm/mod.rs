@@ -1,4 +1,5 @@
-//! Connections by address and port, as RDMA-CM makes them: with another Roxie, or with any program that uses `librdmacm`.
+//! Connections by address and port, as RDMA-CM makes them: with another Roxie, or with any program that uses
+//! `librdmacm`.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -232,8 +233,8 @@ pub struct Dialed {
     pub cq: CompletionQueue,
 }
 
-/// The connection manager of a device, which listens and connects. A device has one; a clone is another handle to it. The manager
-/// lives as long as its listeners and connections.
+/// The connection manager of a device, which listens and connects. A device has one; a clone is another handle to it.
+/// The manager lives as long as its listeners and connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionManager {
     shared: Arc<Shared>,
@@ -243,7 +244,8 @@ impl ConnectionManager {
     /// Makes the device's QP1, claims its interface if needed, and starts.
     ///
     /// # Errors
-    /// If a QP1 already exists, the interface cannot be claimed, or the system is out of memory, descriptors or threads.
+    /// If a QP1 already exists, the interface cannot be claimed, or the system is out of memory, descriptors or
+    /// threads.
     pub fn start(device: &Device) -> Result<ConnectionManager, DialError> {
         let [a, b, c, d, e, f] = device.port().mac;
         // EUI-64 of the MAC address, as for the node GUID.
@@ -260,8 +262,8 @@ impl ConnectionManager {
         Ok(ConnectionManager { shared })
     }
 
-    /// Connects a QP to the listener at `to`, and waits until both ends are ready to send. Post receives for the peer's first
-    /// messages before: move the QP to INIT for that ([`QueuePair::initialize`]).
+    /// Connects a QP to the listener at `to`, and waits until both ends are ready to send. Post receives for the peer's
+    /// first messages before: move the QP to INIT for that ([`QueuePair::initialize`]).
     ///
     /// # Errors
     /// If there is no path, or the peer rejects the connection or does not answer. The QP is destroyed.
@@ -289,8 +291,8 @@ impl ConnectionManager {
         connection::connect_async(&self.shared, qp, to, options).await
     }
 
-    /// Connects to the listener at `to`, with a protection domain, a completion queue and a QP made for the connection, and default
-    /// options. Use [`ConnectionManager::connect`] for other sizes and options, or if the peer sends first.
+    /// Connects to the listener at `to`, with a protection domain, a completion queue and a QP made for the connection,
+    /// and default options. Use [`ConnectionManager::connect`] for other sizes and options, or if the peer sends first.
     ///
     /// # Errors
     /// The errors of [`ConnectionManager::connect`]; also if the device has no room for the objects.
@@ -308,7 +310,8 @@ impl ConnectionManager {
         listener::listen(&self.shared, on, backlog, false)
     }
 
-    /// Listens on a port as a server of strangers does: see [`Acceptor`]. At most `half_open` connections are unconfirmed.
+    /// Listens on a port as a server of strangers does: see [`Acceptor`]. At most `half_open` connections are
+    /// unconfirmed.
     ///
     /// # Errors
     /// The errors of [`ConnectionManager::listen`].

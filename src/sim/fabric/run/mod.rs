@@ -214,8 +214,8 @@ impl Fabric {
         self.attached[station].shared.get().stats
     }
 
-    /// Queues a frame in a station's ring at `now`. `now` must not be before the fabric's time, nor after a pending event. Returns false,
-    /// and counts the frame as refused, if the ring is full or the frame too long.
+    /// Queues a frame in a station's ring at `now`. `now` must not be before the fabric's time, nor after a pending
+    /// event. Returns false, and counts the frame as refused, if the ring is full or the frame too long.
     ///
     /// # Panics
     /// If the station does not exist.
@@ -266,7 +266,8 @@ impl Fabric {
         self.taps.take()
     }
 
-    /// Takes a frame received by a station without a host, and its arrival time. Return the buffer by [`Fabric::recycle`].
+    /// Takes a frame received by a station without a host, and its arrival time. Return the buffer by
+    /// [`Fabric::recycle`].
     ///
     /// # Panics
     /// If the station does not exist.
@@ -284,8 +285,8 @@ impl Fabric {
         self.events.next_time()
     }
 
-    /// Handles the next event if it is due at `limit` or before. Otherwise returns `None` and advances time to `limit` (not for
-    /// `Nanos::MAX`).
+    /// Handles the next event if it is due at `limit` or before. Otherwise returns `None` and advances time to `limit`
+    /// (not for `Nanos::MAX`).
     pub fn step(&mut self, limit: Nanos) -> Option<Step> {
         self.wake_machines();
         let Some((time, event)) = self.events.pop(limit) else {

@@ -58,7 +58,8 @@ impl Fabric {
         Step::Turned { station, progress }
     }
 
-    /// Balances free buffers between the pool and a station: mostly receiving stations give buffers up, mostly sending ones take them.
+    /// Balances free buffers between the pool and a station: mostly receiving stations give buffers up, mostly sending
+    /// ones take them.
     fn even_out(&mut self, station: usize) {
         let mut state = self.attached[station].shared.get();
         let spare = &mut state.spare;

@@ -84,7 +84,8 @@ impl Fabric {
         }
     }
 
-    /// Changes the link of a host: its port follows, and switches update its route. Returns the number of QPs that failed.
+    /// Changes the link of a host: its port follows, and switches update its route. Returns the number of QPs that
+    /// failed.
     ///
     /// # Errors
     /// If the port cannot follow; nothing has changed then.

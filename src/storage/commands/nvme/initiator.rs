@@ -22,7 +22,8 @@ const MEMORY_DISK: u64 = 64 << 20;
 /// Options of every initiator.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ConnectOptions {
-    /// Address of the target, with its port if that is not 4420; none with --port memory, where this process is the target
+    /// Address of the target, with its port if that is not 4420; none with --port memory, where this process is the
+    /// target
     #[arg(value_name = "ADDRESS[:PORT]", value_parser = address)]
     target: Option<SocketAddr>,
     /// Name of this host [default: of a random UUID]

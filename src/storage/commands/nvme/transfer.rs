@@ -177,8 +177,8 @@ fn fill(input: &mut dyn Read, bytes: &mut [u8]) -> Result<usize, Failure> {
     Ok(length)
 }
 
-/// Commands that are kept at most, with their data: a target that never answers one of them must not have all that follow read. The longest
-/// queue has 1,023 commands.
+/// Commands that are kept at most, with their data: a target that never answers one of them must not have all that
+/// follow read. The longest queue has 1,023 commands.
 const MOST_UNDER_WAY: usize = 1024;
 
 /// Commands under way, in their order, so that their data leaves in the same order.

@@ -38,8 +38,8 @@ struct Given {
 }
 
 impl Client {
-    /// Copies a file to `out`, in its order, with `transfer` bytes a call. `progress` receives the number of bytes so far. Returns their
-    /// number at the end. A file that becomes shorter meanwhile ends there.
+    /// Copies a file to `out`, in its order, with `transfer` bytes a call. `progress` receives the number of bytes so
+    /// far. Returns their number at the end. A file that becomes shorter meanwhile ends there.
     ///
     /// # Errors
     /// As those of [`Client::attributes`], or if `out` fails.
@@ -107,8 +107,8 @@ impl Client {
         self.submit(&Arguments::Read { file: file.clone(), offset, count }, Data::In(count as usize, AROUND))
     }
 
-    /// Overwrites a file from its first byte on with what `source` has, with `transfer` bytes a call, and makes it durable. `progress`
-    /// receives the number of bytes so far. Returns their number at the end.
+    /// Overwrites a file from its first byte on with what `source` has, with `transfer` bytes a call, and makes it
+    /// durable. `progress` receives the number of bytes so far. Returns their number at the end.
     ///
     /// # Errors
     /// As those of [`Client::attributes`], if `source` fails, or if the server was started again meanwhile.

@@ -1,6 +1,7 @@
 //! A client: calls a server over a device, and reads and writes its files.
 //!
-//! One thread uses it. Single calls wait for their replies; [`Client::read_file`] and [`Client::write_file`] have many outstanding.
+//! One thread uses it. Single calls wait for their replies; [`Client::read_file`] and [`Client::write_file`] have many
+//! outstanding.
 
 mod error;
 mod files;
@@ -134,7 +135,8 @@ impl Client {
         }
     }
 
-    /// Makes written data durable. Returns the verifier, which is that of the WRITEs unless the server may have lost data.
+    /// Makes written data durable. Returns the verifier, which is that of the WRITEs unless the server may have lost
+    /// data.
     ///
     /// # Errors
     /// As those of [`Client::attributes`].

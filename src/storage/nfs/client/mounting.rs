@@ -23,7 +23,8 @@ const LONGEST_REPLY: usize = 64 << 10;
 /// Ports that only privileged programs have, which most servers ask for: from the highest down.
 const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
 
-/// Asks a server for the handle of a folder that it exports. `port`: that of MOUNT; `None`: the one that the server's port mapper says.
+/// Asks a server for the handle of a folder that it exports. `port`: that of MOUNT; `None`: the one that the server's
+/// port mapper says.
 ///
 /// # Errors
 /// If the server is not reached, has no MOUNT, or does not export the folder to this client.

@@ -107,7 +107,8 @@ impl Transport {
         self.next_xid
     }
 
-    /// Sends a call, an RPC message without the data. Returns its slot; `None`: as many calls are outstanding as the server grants.
+    /// Sends a call, an RPC message without the data. Returns its slot; `None`: as many calls are outstanding as the
+    /// server grants.
     pub(super) fn submit(
         &mut self,
         xid: u32,

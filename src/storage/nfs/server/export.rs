@@ -1,7 +1,8 @@
 //! The exported folder: attributes, names and bytes of files below it, and of no file elsewhere.
 //!
-//! Each path is opened from the folder's descriptor, by openat2 with RESOLVE_BENEATH, without symbolic links, and without leaving the
-//! file system. A file is what its handle says only while device, inode number, type and time of birth are the same.
+//! Each path is opened from the folder's descriptor, by openat2 with RESOLVE_BENEATH, without symbolic links, and
+//! without leaving the file system. A file is what its handle says only while device, inode number, type and time of
+//! birth are the same.
 
 use std::ffi::OsStr;
 use std::io;

@@ -135,8 +135,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at an address of the device, or at all of them with `0.0.0.0` or `::`, and at a TCP address for MOUNT. Not for devices
-    /// with [`Drive::CallerOnly`](roxie::host::Drive::CallerOnly).
+    /// Listens at an address of the device, or at all of them with `0.0.0.0` or `::`, and at a TCP address for MOUNT.
+    /// Not for devices with [`Drive::CallerOnly`](roxie::host::Drive::CallerOnly).
     ///
     /// # Errors
     /// If a port is in use, the device has no room, or the system no thread.

@@ -191,8 +191,8 @@ impl Queue {
     }
 }
 
-/// Aborts an event request of the admin queue. Returns the result. A controller need not abort other commands (NVMe base specification
-/// 5.1): they wait for nothing but their data.
+/// Aborts an event request of the admin queue. Returns the result. A controller need not abort other commands (NVMe
+/// base specification 5.1): they wait for nothing but their data.
 fn abort(controller: &Controller, command: &Command) -> u64 {
     let (queue, id) = (command.dwords[0] as u16, (command.dwords[0] >> 16) as u16);
     if queue == 0 && controller.state().abort(id) { 0 } else { NOT_ABORTED }

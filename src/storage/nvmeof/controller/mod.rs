@@ -1,9 +1,10 @@
-//! The controller as a state machine: what it answers to commands, and when an association ends. It moves no data itself.
+//! The controller as a state machine: what it answers to commands, and when an association ends. It moves no data
+//! itself.
 //!
 //! A transport makes a [`Queue`] for each connection, and drives it so:
 //!
-//! 1. [`Queue::take`] for each command capsule. The [`Task`] says which data to move: none, from the capsule, from the host's memory
-//!    before step 2, or to it after step 2.
+//! 1. [`Queue::take`] for each command capsule. The [`Task`] says which data to move: none, from the capsule, from the
+//!    host's memory before step 2, or to it after step 2.
 //! 2. [`Queue::run`] with the data. It returns the response, or nothing yet for an Asynchronous Event Request.
 //! 3. [`Queue::event`] before the response of step 2 leaves, and now and then: responses that have become due.
 //! 4. [`Queue::ending`] now and then: whether to close the connection.
@@ -154,7 +155,8 @@ impl State {
         self.status & (READY | FAILED) == READY
     }
 
-    /// Sets CC. An enabled controller takes 64-byte and 16-byte entries, 4 KiB pages, the NVM command set and round robin.
+    /// Sets CC. An enabled controller takes 64-byte and 16-byte entries, 4 KiB pages, the NVM command set and round
+    /// robin.
     fn configure(&mut self, value: u32) {
         const FIELDS: u32 = 0xf << 20 | 0xf << 16 | 0b111 << 11 | 0xf << 7 | 0b111 << 4;
         const EXPECTED: u32 = 4 << 20 | 6 << 16;
@@ -178,8 +180,8 @@ impl State {
         held.is_some()
     }
 
-    /// Returns identifier, result and status of an event request whose response is due: it was aborted, or a namespace has changed that
-    /// the host was not told about.
+    /// Returns identifier, result and status of an event request whose response is due: it was aborted, or a namespace
+    /// has changed that the host was not told about.
     fn take_event(&mut self) -> Option<(u16, u64, Status)> {
         /// Type: notice. Information: namespace attribute changed. Log page: changed namespace list.
         const NAMESPACE_CHANGED: u64 = 2 | 4 << 16;

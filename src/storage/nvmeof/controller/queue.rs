@@ -13,7 +13,8 @@ use crate::sgl::Sgl;
 use crate::status::Status;
 use crate::subsystem::Subsystem;
 
-/// A violation of the transport's rules, upon which the connection is closed: no response could be trusted to reach its command.
+/// A violation of the transport's rules, upon which the connection is closed: no response could be trusted to reach its
+/// command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// The capsule is shorter than a command.
@@ -193,8 +194,8 @@ impl Queue {
         if self.id == 0 { self.admin_needs(command) } else { self.io_needs(command) }
     }
 
-    /// Executes a command. `data`: the bytes from the host; afterwards the bytes for the host, as many as the task says, if the status
-    /// is success. `None`: the response comes from [`Queue::event`].
+    /// Executes a command. `data`: the bytes from the host; afterwards the bytes for the host, as many as the task
+    /// says, if the status is success. `None`: the response comes from [`Queue::event`].
     pub fn run(&mut self, now: Duration, task: &Task, data: &mut Vec<u8>) -> Option<Response> {
         let answer = match (task.refused, self.controller.clone()) {
             (Some(status), _) => Some(Err(status.into())),
@@ -216,8 +217,8 @@ impl Queue {
         Some(self.respond(task.command.id, result, status))
     }
 
-    /// Returns the response to an Asynchronous Event Request, if an event is due, or an Abort has ended the request. The response of an
-    /// aborted request leaves before that of the Abort.
+    /// Returns the response to an Asynchronous Event Request, if an event is due, or an Abort has ended the request.
+    /// The response of an aborted request leaves before that of the Abort.
     pub fn event(&mut self) -> Option<Response> {
         let controller = self.controller.as_ref().filter(|_| self.id == 0)?;
         let (id, result, status) = controller.state().take_event()?;
@@ -231,7 +232,8 @@ impl Queue {
             return (now.saturating_sub(self.since) > CONNECT_TIMEOUT).then_some(Ending::NoConnect);
         };
         let mut state = controller.state();
-        // A host that counts commands as signs of life sends its Keep Alive up to a whole timeout after its last command.
+        // A host that counts commands as signs of life sends its Keep Alive up to a whole timeout after its last
+        // command.
         let silent = state.keep_alive.is_some_and(|limit| now.saturating_sub(state.heard) > 2 * limit);
         if silent && state.ending.is_none() {
             state.ending = Some(Ending::KeepAlive);

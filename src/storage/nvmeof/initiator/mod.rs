@@ -1,8 +1,9 @@
 //! An initiator: connects to a controller over a device, and reads and writes its namespaces.
 //!
-//! One thread uses it. [`Initiator::admin`] and [`Initiator::execute`] wait for their command; [`Initiator::submit_admin`] and
-//! [`Initiator::submit`] have many outstanding. Both take any [`Command`], so that a caller may send one that the controller refuses: the
-//! SGL describes the bytes of [`Data`], whatever the command moves.
+//! One thread uses it. [`Initiator::admin`] and [`Initiator::execute`] wait for their command;
+//! [`Initiator::submit_admin`] and [`Initiator::submit`] have many outstanding. Both take any [`Command`], so that a
+//! caller may send one that the controller refuses: the SGL describes the bytes of [`Data`], whatever the command
+//! moves.
 
 mod error;
 mod queue;
@@ -61,7 +62,8 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
-    /// Returns options for a subsystem, with the name that the host identifier gives the host (NVMe base specification 7.9).
+    /// Returns options for a subsystem, with the name that the host identifier gives the host (NVMe base specification
+    /// 7.9).
     pub fn new(subsystem: &str, host_id: [u8; 16]) -> HostOptions {
         HostOptions {
             subsystem: subsystem.to_owned(),

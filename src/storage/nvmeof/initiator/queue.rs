@@ -1,4 +1,5 @@
-//! A queue of the host: commands leave in capsules, data is reached by fast registration or goes along, responses arrive.
+//! A queue of the host: commands leave in capsules, data is reached by fast registration or goes along, responses
+//! arrive.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use crate::sgl::Sgl;
 /// Sizes of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// Entries of the submission queue, 2 at least. One stays free, as a full queue would look like an empty one (NVMe base
-    /// specification 4.1.2).
+    /// Entries of the submission queue, 2 at least. One stays free, as a full queue would look like an empty one (NVMe
+    /// base specification 4.1.2).
     pub(super) entries: u16,
     /// Bytes that a command moves at most.
     pub(super) transfer: usize,

@@ -1,5 +1,5 @@
-//! `roxie nvme` and `roxie nfs` as a user runs them: in two processes in two network namespaces with a veth pair between them, or in one
-//! process. Tests with a network need root, and are skipped with a message without it.
+//! `roxie nvme` and `roxie nfs` as a user runs them: in two processes in two network namespaces with a veth pair
+//! between them, or in one process. Tests with a network need root, and are skipped with a message without it.
 
 #[path = "../../../../tests/support/commands.rs"]
 mod commands;

@@ -1,4 +1,5 @@
-//! Requests that a controller refuses, aborts or has no room for, and how they end on Linux's nvmet and on Roxie's target.
+//! Requests that a controller refuses, aborts or has no room for, and how they end on Linux's nvmet and on Roxie's
+//! target.
 //!
 //! `interop/tests/guests/storage.rs` sends them to nvmet; `docs/storage.md` has the table.
 
@@ -187,8 +188,8 @@ impl Place<'_> {
         queue
     }
 
-    /// Sends twice as many Reads as a queue has entries, and takes responses only afterwards, so that all are outstanding at once.
-    /// Returns how they end. The controller and its admin queue stay in any case.
+    /// Sends twice as many Reads as a queue has entries, and takes responses only afterwards, so that all are
+    /// outstanding at once. Returns how they end. The controller and its admin queue stay in any case.
     fn flood(&self) -> String {
         let mut initiator = self.connect();
         let queue = self.queue(initiator.controller());

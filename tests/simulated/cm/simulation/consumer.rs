@@ -385,7 +385,8 @@ impl Consumer {
                 self.plan(random, climate, Task::Disconnect(id));
             }
             Event::Disconnected { .. } => {
-                // The consumer's own call may end the connection at once, and a refusal from a peer that lost it at any time.
+                // The consumer's own call may end the connection at once, and a refusal from a peer that lost it at any
+                // time.
                 self.expect(id, &[Phase::Connected, Phase::EndRequested, Phase::Ending]);
                 self.set(id, Phase::Ended);
             }

@@ -1,5 +1,5 @@
-//! Many managers over a link that loses, doubles, delays and reorders messages, with consumers of all kinds. A seed decides
-//! everything.
+//! Many managers over a link that loses, doubles, delays and reorders messages, with consumers of all kinds. A seed
+//! decides everything.
 //!
 //! [`world`] moves messages and time, [`consumer`] acts as applications do, [`truth`] records all actions and rejects
 //! impossible results. `CM_SEED=n` repeats a failing seed; `CM_SEEDS=n` runs n seeds.

@@ -364,7 +364,8 @@ impl World {
     /// Delivers a host's messages and events.
     fn attend(&mut self, host: usize) {
         loop {
-            // Only a peer that has crashed asks for a connection of the same QP. Packets of the old one may still arrive.
+            // Only a peer that has crashed asks for a connection of the same QP. Packets of the old one may still
+            // arrive.
             while let Some(examination) = self.hosts[host].manager.poll_examination() {
                 let has_received = self.random.chance(10);
                 self.hosts[host].manager.examined(self.now, &examination, has_received);

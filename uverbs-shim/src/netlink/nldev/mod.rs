@@ -1,7 +1,7 @@
 //! The kernel's netlink protocol of RDMA devices, for this library's device (`nldev.c` of Linux, `rdma_netlink.h`).
 //!
-//! A request is a header and attributes. A dump is answered by a multipart message and its end, any other request by one message and, if
-//! requested, an acknowledgement. No I/O in this module.
+//! A request is a header and attributes. A dump is answered by a multipart message and its end, any other request by
+//! one message and, if requested, an acknowledgement. No I/O in this module.
 
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;

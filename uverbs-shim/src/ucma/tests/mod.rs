@@ -1,4 +1,5 @@
-//! Identifiers as programs see them, without a network: the states of two processes, each with its manager, and messages carried by hand.
+//! Identifiers as programs see them, without a network: the states of two processes, each with its manager, and
+//! messages carried by hand.
 
 use std::net::SocketAddr;
 
@@ -361,7 +362,8 @@ fn full_backlog_drops_until_a_request_is_fetched() {
     assert_eq!(client.next().what, EventType::Rejected);
 }
 
-/// A program that reads no events keeps nothing of requests that are no longer repeated. One that it has read is its own.
+/// A program that reads no events keeps nothing of requests that are no longer repeated. One that it has read is its
+/// own.
 #[test]
 fn unread_request_ends_with_its_repetitions() {
     let (mut server, mut client) = sides();

@@ -28,7 +28,8 @@ fn given_path_replaces_route_resolution() {
     server.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let mut record = path_of_another(&mut side);
     assert_eq!(record.len(), 72);
-    // Path MTU 512, a traffic class, a hop limit, and a packet lifetime longer than the adapter's acknowledgement delay.
+    // Path MTU 512, a traffic class, a hop limit, and a packet lifetime longer than the adapter's acknowledgement
+    // delay.
     let at = |field: usize| 8 + field;
     (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x92);
     let id = resolved_identifier(&mut side);

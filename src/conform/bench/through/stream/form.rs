@@ -29,7 +29,8 @@ impl Stream {
         }
     }
 
-    /// Checks the operation and position of a request, which ends before the PSN `end`, against those of the requests beside it.
+    /// Checks the operation and position of a request, which ends before the PSN `end`, against those of the requests
+    /// beside it.
     pub(super) fn check_shape(&mut self, packet: &Packet, end: Psn, rules: &mut Tally) {
         let (psn, info) = (packet.bth.psn, packet.info());
         let shape = (info.operation, info.position);
@@ -92,7 +93,7 @@ impl Stream {
                 && !psn.is_before(request.psn)
                 && psn.is_before(request.psn + request.span(Some(mtu)))
         };
-        // What answers a part of a READ again begins and ends with the part.
+        // The responses to a part of a READ begin and end with the part.
         let found = self.outstanding.iter().find(covers).filter(|request| !request.has_restarted);
         let Some(request) = found else { return };
         let (at, span) = (psn.distance_from(request.psn) as u32, request.span(Some(mtu)));

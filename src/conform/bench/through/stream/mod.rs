@@ -1,5 +1,5 @@
-//! The requests of one queue pair and their responses, as a wire or a capture sees them: as they come from the sender, and as they leave to the
-//! receiver. A capture of one end sees either; what it has is taken for both.
+//! The requests of one queue pair and their responses, as a wire or a capture sees them: as they come from the sender,
+//! and as they leave to the receiver. A capture of one end sees either; what it has is taken for both.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,7 +17,7 @@ use request::{Request, span_of};
 const MOST_OUTSTANDING: usize = 1 << 16;
 /// Most atomics with original values that are remembered.
 const MOST_ATOMICS: usize = 4096;
-/// Most requests whose operation and position are remembered.
+/// Most requests of which the operation and the position are remembered.
 const MOST_SHAPES: usize = 4096;
 /// A jump beyond this many PSNs, more than any window, is a new connection of the same queue pair.
 const NEW_CONNECTION: i64 = 1 << 16;
@@ -61,8 +61,8 @@ pub(super) struct Stream {
     after_last: Psn,
     /// PSN of the oldest request without the acknowledgement that its sender has received.
     oldest: Psn,
-    /// The last PSN that the receiver may expect, by what has left to it. A NAK does not move it back: the request that it asks for may
-    /// have left meanwhile.
+    /// The last PSN that the receiver may expect, by what has left to it. A NAK does not move it back: the request that
+    /// it asks for may have left meanwhile.
     expected: Psn,
     /// The READ delivered last, if its length in packets is not known.
     unmeasured: Option<(Psn, u32)>,
@@ -154,7 +154,8 @@ impl Stream {
         self.is_given_up || self.misses_answers || self.oldest == self.next || !self.last_asks
     }
 
-    /// True if the capture may lack the acknowledgement that is awaited: it lacks other packets, or does not show that its sender missed it.
+    /// True if the capture may lack the acknowledgement that is awaited: it lacks other packets, or does not show that
+    /// its sender missed it.
     pub(super) fn may_lack_acknowledgement(&self) -> bool {
         self.is_captured && (self.hole.is_some() || !self.has_repeated)
     }
@@ -257,8 +258,8 @@ impl Stream {
         self.changed = now;
     }
 
-    /// True for a SEND of no bytes with a PSN before the oldest unacknowledged one. A probe asks for an acknowledgement of requests that did
-    /// not.
+    /// True for a SEND of no bytes with a PSN before the oldest unacknowledged one. A probe asks for an acknowledgement
+    /// of requests that did not.
     fn is_probe(&self, packet: &Packet) -> bool {
         let is_empty_send = packet.bth.opcode == Opcode::RC_SEND_ONLY && packet.payload.is_empty();
         is_empty_send && packet.bth.ack_req && !self.oldest.is_before(packet.bth.psn.next())
@@ -308,8 +309,8 @@ impl Stream {
         }
     }
 
-    /// True if requests are seen before they may be lost: by their sender's host, or as packets were lost behind the capture, and none before
-    /// it. Else a request that was left out cannot be told from one that was lost.
+    /// True if requests are seen before they may be lost: by their sender's host, or as packets were lost behind the
+    /// capture, and none before it. Else a request that was left out cannot be told from one that was lost.
     fn is_upstream(&self) -> bool {
         !self.is_captured || self.is_own || self.has_lost_behind && self.hole.is_none()
     }
@@ -444,7 +445,7 @@ impl Stream {
         let is_own =
             matches!(packet.info().operation, Operation::ReadResponse | Operation::AtomicAcknowledge);
         match packet.aeth().map(|aeth| aeth.kind()) {
-            // It names the first PSN that is missing.
+            // The acknowledgement names the first PSN that is missing.
             _ if is_selective => self.acknowledge(psn),
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 self.acknowledge(psn);

@@ -135,7 +135,7 @@ fn acknowledged_gap_is_not_sent_again() {
         line.pass(&write(ahead));
     }
     line.pass(&nak(1, 1));
-    // What was missing came late.
+    // The missing request came late.
     line.pass(&ack(1, 2));
     line.pass(&write(2));
     line.keeps("again_from_the_gap");

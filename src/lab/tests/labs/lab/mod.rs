@@ -1,5 +1,5 @@
-//! The labs as users see them: text in 80 columns, data, and pages that show only numbers of the data. Each lab shows what it
-//! claims.
+//! The labs as users see them: text in 80 columns, data, and pages that show only numbers of the data. Each lab shows
+//! what it claims.
 //!
 //! [`pages`] checks all labs, in a browser if there is one. The other modules check single labs against theory.
 

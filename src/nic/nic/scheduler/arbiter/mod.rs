@@ -1,9 +1,9 @@
 //! The arbiter: eight transmit queues, one for each priority, and an urgent queue before them.
 //!
-//! A queue is either *strict*, and served before queues of lower priority, or *weighted*: it shares with other weighted queues what
-//! strict queues leave (enhanced transmission selection, 802.1Qaz). Priority flow control pauses queues individually. Congestion
-//! notifications are sent before everything else, through the urgent queue; so are acknowledgements, if more than one priority is
-//! in use.
+//! A queue is either *strict*, and served before queues of lower priority, or *weighted*: it shares with other weighted
+//! queues what strict queues leave (enhanced transmission selection, 802.1Qaz). Priority flow control pauses queues
+//! individually. Congestion notifications are sent before everything else, through the urgent queue; so are
+//! acknowledgements, if more than one priority is in use.
 
 use std::collections::VecDeque;
 

@@ -149,7 +149,8 @@ fn weighted_queues_share_by_weight_at_every_step() {
     }
 }
 
-/// A queue that had the link to itself owes what it sent, up to a bound: others are then served first for that many bytes.
+/// A queue that had the link to itself owes what it sent, up to a bound: others are then served first for that many
+/// bytes.
 #[test]
 fn debt_of_a_lone_queue_is_bounded() {
     let mut arbiter = Arbiter::new(8);

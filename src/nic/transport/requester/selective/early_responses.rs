@@ -1,7 +1,8 @@
-//! Selective repeat, responses to READs: those that come before they are due are stored, and the missing ones are asked for alone.
+//! Selective repeat, responses to READs: those that come before they are due are stored, and the missing ones are asked
+//! for alone.
 //!
-//! An answer proves that the peer has executed, and answered, all that was sent before. The responses to READs and atomics before it that
-//! did not come are lost. Each is asked for once; if that is lost too, a probe finds it.
+//! An answer proves that the peer has executed, and answered, all that was sent before. The responses to READs and
+//! atomics before it that did not come are lost. Each is asked for once; if that is lost too, a probe finds it.
 
 use super::Scoreboard;
 use crate::transport::Verdict;
@@ -38,8 +39,8 @@ impl Scoreboard {
         self.data != 0 || self.answered.is_some()
     }
 
-    /// Marks the responses to READs and atomics that are missing behind an answer to what was sent before `end`, each once. Returns `None` if
-    /// nothing new is missing.
+    /// Marks the responses to READs and atomics that are missing behind an answer to what was sent before `end`, each
+    /// once. Returns `None` if nothing new is missing.
     pub(crate) fn mark_missing_responses(&mut self, window: &SendWindow, end: Psn) -> Option<Verdict> {
         let una = window.una();
         self.rebase(una);
@@ -67,8 +68,8 @@ impl Scoreboard {
         self.stored() & self.bits(psn, psn + 1) != 0
     }
 
-    /// Returns the place of an early READ response: the position of its READ, and the number of the packet. `None` if it is not to be kept.
-    /// `mtu` in bytes.
+    /// Returns the place of an early READ response: the position of its READ, and the number of the packet. `None` if
+    /// it is not to be kept. `mtu` in bytes.
     pub(crate) fn early_place(&self, window: &SendWindow, packet: &Packet, mtu: usize) -> Option<(u32, u32)> {
         let psn = packet.bth.psn;
         let is_in_map = self.bits(psn, psn + 1) as u64 != 0;
@@ -96,7 +97,8 @@ impl Scoreboard {
         self.data &= !(self.bits(psn, psn + 1) as u64);
     }
 
-    /// Returns the PSN behind the early responses to the oldest READ that are due, and whether it ends there. `None` if there are none.
+    /// Returns the PSN behind the early responses to the oldest READ that are due, and whether it ends there. `None` if
+    /// there are none.
     pub(crate) fn due_run(&mut self, window: &SendWindow) -> Option<(Psn, bool)> {
         let una = window.una();
         self.rebase(una);
@@ -106,7 +108,8 @@ impl Scoreboard {
         (run > 0 && wqe.wr.opcode == WrOpcode::Read).then(|| (una + run, run == remaining))
     }
 
-    /// Returns the PSN up to which the peer has answered, if the oldest work request is not one that waits for its response.
+    /// Returns the PSN up to which the peer has answered, if the oldest work request is not one that waits for its
+    /// response.
     pub(crate) fn answered_end(&mut self, window: &SendWindow) -> Option<Psn> {
         let una = window.una();
         self.rebase(una);
@@ -116,8 +119,8 @@ impl Scoreboard {
     }
 }
 
-/// True if what the READ at `position` stores is certainly apart from what the ones before it store: a late response to one of these
-/// would overwrite it. Different keys may stand for the same memory.
+/// True if what the READ at `position` stores is certainly apart from what the ones before it store: a late response to
+/// one of these would overwrite it. Different keys may stand for the same memory.
 fn is_apart(window: &SendWindow, position: u32) -> bool {
     let list = |position| window.queue().sges(position);
     let apart = |a: &Sge| list(position).iter().all(|b| are_apart(a, b));

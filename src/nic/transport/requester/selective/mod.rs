@@ -8,7 +8,8 @@ use crate::transport::bitmap::mask;
 use roxie_base::time::Nanos;
 use roxie_wire::Psn;
 
-/// Shortest time without progress before a probe (RTO_low of IRN, SIGCOMM 2018, 3.1: 100 us). Four round trips of 25 us.
+/// Shortest time without progress before a probe (RTO_low of IRN, SIGCOMM 2018, 3.1: 100 us). Four round trips of 25
+/// us.
 const PROBE_MIN: Nanos = Nanos(100_000);
 /// Time before a probe while no round trip is known: the scheduling delay of two processes that share a processor ...
 const PROBE_FIRST: Nanos = Nanos(1_000_000);
@@ -27,14 +28,15 @@ pub(super) struct Scoreboard {
     received: u128,
     /// PSNs of READ responses that came before they were due, and were stored: up to 64 from `base` on.
     data: u64,
-    /// The peer has answered something behind a READ or an atomic whose response is missing, and so has executed all before this PSN.
+    /// The peer has answered something behind a READ or an atomic whose response is missing, and so has executed all
+    /// before this PSN.
     answered: Option<Psn>,
     /// PSNs to send again.
     lost: u128,
     /// PSNs that were sent again, and are not known to be lost again.
     again: u128,
-    /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from that PSN on
-    /// were sent later. Four adjacent PSNs share a place, which has the time of the latest transmission.
+    /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from
+    /// that PSN on were sent later. Four adjacent PSNs share a place, which has the time of the latest transmission.
     order: [u8; 32],
     /// The packet sent again that measures a round trip.
     timed: Psn,
@@ -44,7 +46,8 @@ pub(super) struct Scoreboard {
     round_trip: u32,
     /// Probes since the last progress.
     probes: u8,
-    /// Time from which the oldest packet, lost again, costs a retry; `Nanos::MAX`: it was not lost again since the last progress.
+    /// Time from which the oldest packet, lost again, costs a retry; `Nanos::MAX`: it was not lost again since the last
+    /// progress.
     retry_from: Nanos,
     /// More is outstanding than the bitmaps hold: everything is sent again in order.
     whole: bool,
@@ -98,8 +101,9 @@ impl Scoreboard {
         Nanos(first.0 << self.probes.min(16))
     }
 
-    /// Returns true if it costs a retry that the oldest packet was lost again at `now`: one for each `timeout`, the local ACK timeout, without
-    /// progress, as silence would cost. A full queue on the way may lose it several times within a round trip or two.
+    /// Returns true if it costs a retry that the oldest packet was lost again at `now`: one for each `timeout`, the
+    /// local ACK timeout, without progress, as silence would cost. A full queue on the way may lose it several times
+    /// within a round trip or two.
     pub(super) fn costs_retry(&mut self, now: Nanos, timeout: Option<Nanos>) -> bool {
         let is_due = self.retry_from != Nanos::MAX && now >= self.retry_from;
         if is_due || self.retry_from == Nanos::MAX {

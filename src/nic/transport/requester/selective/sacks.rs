@@ -1,12 +1,12 @@
-//! Selective repeat, the requester's half: which of the outstanding packets came, and which are sent again (in the manner of IRN,
-//! SIGCOMM 2018, 3.1).
+//! Selective repeat, the requester's half: which of the outstanding packets came, and which are sent again (in the
+//! manner of IRN, SIGCOMM 2018, 3.1).
 //!
-//! A selective acknowledgement (SACK) tells what came and what is missing. Only missing packets are sent again, once for each loss:
-//! a retransmission counts as lost if the SACK was caused by a packet that was sent after it. The position walks over the packets
-//! to send again, then returns to new ones.
+//! A selective acknowledgement (SACK) tells what came and what is missing. Only missing packets are sent again, once
+//! for each loss: a retransmission counts as lost if the SACK was caused by a packet that was sent after it. The
+//! position walks over the packets to send again, then returns to new ones.
 //!
-//! If nothing is acknowledged for a short time, a probe finds a loss at the tail: the last packet is sent again. The peer's answer
-//! tells what is missing.
+//! If nothing is acknowledged for a short time, a probe finds a loss at the tail: the last packet is sent again. The
+//! peer's answer tells what is missing.
 
 use super::Scoreboard;
 use crate::transport::bitmap::mask;
@@ -39,7 +39,8 @@ impl Scoreboard {
         self.timed_at = Nanos::MAX;
     }
 
-    /// Returns where the position belongs: at the next packet to send again, or at the first one never sent. `None` if it is there.
+    /// Returns where the position belongs: at the next packet to send again, or at the first one never sent. `None` if
+    /// it is there.
     pub(crate) fn next_position(&mut self, window: &SendWindow) -> Option<Psn> {
         let (una, end, position) = (window.una(), window.sent_end(), window.position());
         self.rebase(una);
@@ -110,8 +111,8 @@ impl Scoreboard {
         Missing { missing: missing.count_ones() as u8, is_news: lost != 0, oldest_again, first }
     }
 
-    /// Marks the last packet to be sent again, or the oldest READ or atomic, if the silence is shorter than `longest`, the local ACK timeout.
-    /// Returns false if that is reached.
+    /// Marks the last packet to be sent again, or the oldest READ or atomic, if the silence is shorter than `longest`,
+    /// the local ACK timeout. Returns false if that is reached.
     pub(crate) fn probe(&mut self, window: &SendWindow, longest: Nanos) -> bool {
         if self.patience(longest) >= longest || window.is_idle() {
             return false;
