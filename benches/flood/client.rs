@@ -123,7 +123,7 @@ fn write(device: &Device, manager: &ConnectionManager, tally: &Tally) {
     for _ in 0..DEPTH {
         post().expect("room");
     }
-    while let Some(wc) = queue.wait(Duration::MAX) {
+    while let Ok(wc) = queue.wait(Duration::MAX) {
         if wc.status != WcStatus::Success {
             eprintln!("a WRITE failed: {}", wc.status);
             return;
