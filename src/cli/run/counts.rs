@@ -39,6 +39,13 @@ const ZEROS: [&str; 8] = [
 const RXE_NAMES: [(&str, &str); 2] =
     [("out_of_seq_request", "out_of_sequence"), ("rcvd_seq_err", "packet_seq_err")];
 
+/// True for a counter that a file shows.
+fn is_known(name: &str) -> bool {
+    let own = ["sent_bytes", "sent_pkts", "rcvd_bytes", "rcvd_pkts", "rx_bad_pkey"];
+    let listed = own.iter().chain(&SEND_ERRORS).chain(&RECEIVE_ERRORS).any(|known| *known == name);
+    listed || Counters::default().iter().any(|(known, _)| known == name)
+}
+
 /// Sums of counters; a sum never decreases.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
@@ -61,7 +68,8 @@ impl Counts {
         for (device, snapshot) in read {
             let Some(snapshot) = snapshot.as_ref().filter(|snapshot| is_ours(snapshot)) else { continue };
             let last = self.last.entry(device.clone()).or_default();
-            for (name, value) in &snapshot.counters {
+            // Another user's device may name anything.
+            for (name, value) in snapshot.counters.iter().filter(|(name, _)| is_known(name)) {
                 let before = last.insert(name.clone(), *value).unwrap_or_default();
                 // A smaller value means that the counter was reset, as a port's counters are when the device claims its
                 // interface.

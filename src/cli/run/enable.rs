@@ -11,7 +11,7 @@
 
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::thread::sleep;
@@ -32,11 +32,13 @@ use super::{Library, Options, Port, Prepared, View, child, live, overlay, prepar
 /// Libraries that the loader puts in front of those of each program, one a line.
 const PRELOADS: &str = "/etc/ld.so.preload";
 /// Folder of a copy of the library, which outlives a build or a package. AppArmor's profiles let programs load
-/// libraries from `/usr/lib`. The process that keeps the view up to date has a lock on the folder.
+/// libraries from `/usr/lib`.
 const FOLDER: &str = "/usr/lib/roxie-enabled";
 /// The copy, and the one that is to replace it.
 const COPY: &str = "/usr/lib/roxie-enabled/libibverbs.so.1";
 const DRAFT: &str = "/usr/lib/roxie-enabled/new";
+/// The process that keeps the view up to date has a lock on this file, which root alone may open.
+const LOCK: &str = "/usr/lib/roxie-enabled/lock";
 /// The folder by which the process sees that the view was unmounted.
 const SHOWN: &str = "/sys/class/infiniband";
 /// Interval between two looks.
@@ -68,7 +70,7 @@ const TITLE: &str =
         sudo roxie enable --name mlx5_0\n  \
         sudo roxie disable\n\n\
         Programs that are linked statically do not load the library. Programs for 32 bits report that they cannot, and run without \
-        it.\n\nExit codes: 0 done, 1 something could not be written or mounted, 2 wrong usage, 3 the device is not available."
+        it.\n\nExit codes: 0 done (what could not be mounted is printed), 1 something could not be written, 2 wrong usage, 3 the device is not available."
 )]
 pub(crate) struct EnableArguments {
     #[command(flatten)]
@@ -102,18 +104,26 @@ fn as_root(command: &str) -> Result<(), Failure> {
 }
 
 fn give(options: &Options) -> Result<(), Failure> {
+    if let Some(file) = &options.capture {
+        // Programs of all users would write it, also setuid ones, one after the other.
+        return Err(Failure::Usage(format!(
+            "--capture {}: a capture is one program's. `roxie run --capture` makes it, or `roxie capture` of a running one",
+            file.display()
+        )));
+    }
     // Programs of users without privilege have UDP sockets, or the NIC.
     let prepared = prepare(options, |interface| match nic_of(&interface.name) {
         Ok(Some(_)) => None,
         Ok(None) | Err(_) => Some(Port::Udp),
     })?;
     let settings = settings(&prepared, options)?;
-    unmount()?;
+    // A library that cannot be installed leaves what is there.
     install(&prepared.library)?;
+    unmount()?;
     replace(SETTINGS_FILE, &settings)?;
     let (view, vlans) = prepared.view(options);
     let missing = overlay::cover(&view);
-    for part in missing.iter().filter(|_| !options.quiet) {
+    for part in &missing {
         output::note(format_args!("{part}; {MOUNTS}"));
     }
     if !missing.iter().any(overlay::NoView::is_of_sysfs)
@@ -133,10 +143,11 @@ fn give(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Takes the library away first, which matters to every program.
 fn take_away() -> Result<(), Failure> {
-    unmount()?;
     preload(false)?;
     remove(SETTINGS_FILE, fs::remove_file(SETTINGS_FILE))?;
+    unmount()?;
     remove(FOLDER, fs::remove_dir_all(FOLDER))
 }
 
@@ -161,6 +172,8 @@ fn install(library: &Library) -> Result<(), Failure> {
         .and_then(|()| fs::set_permissions(FOLDER, Permissions::from_mode(0o755)))
         .and_then(|()| fs::copy(library.path(), DRAFT))
         .and_then(|_| fs::set_permissions(DRAFT, Permissions::from_mode(0o644)))
+        // After a loss of power, no program may find half a library.
+        .and_then(|()| File::open(DRAFT)?.sync_all())
         .and_then(|()| std::env::current_exe())
         .and_then(|program| Command::new(program).arg("--version").env("LD_PRELOAD", DRAFT).output());
     let tried = copied.map_err(refused(FOLDER))?;
@@ -170,7 +183,7 @@ fn install(library: &Library) -> Result<(), Failure> {
         let why = format!("programs would not load {DRAFT}: {} ({})", complaint.trim_end(), tried.status);
         return Err(Failure::Device(why));
     }
-    fs::rename(DRAFT, COPY).map_err(refused(COPY))
+    fs::rename(DRAFT, COPY).and_then(|()| File::open(FOLDER)?.sync_all()).map_err(refused(COPY))
 }
 
 /// Adds the library to [`PRELOADS`], or removes it. Other lines stay.
@@ -187,9 +200,19 @@ fn preload(wanted: bool) -> Result<(), Failure> {
     }
 }
 
+/// Returns the file with the library as its last line, or without it. A line may name several libraries (ld.so(8)).
 fn preloads(before: &str, wanted: bool) -> String {
-    let others = before.lines().filter(|line| line.trim() != COPY);
-    others.chain(wanted.then_some(COPY)).map(|line| format!("{line}\n")).collect()
+    let is_separator = |c: char| c.is_whitespace() || c == ':';
+    let without = |line: &str| {
+        if !line.split(is_separator).any(|library| library == COPY) {
+            return Some(line.to_owned());
+        }
+        let others: Vec<&str> =
+            line.split(is_separator).filter(|library| !library.is_empty() && *library != COPY).collect();
+        (!others.is_empty()).then(|| others.join(" "))
+    };
+    let others = before.lines().filter_map(without);
+    others.chain(wanted.then(|| COPY.to_owned())).map(|line| format!("{line}\n")).collect()
 }
 
 /// Unmounts the view, and waits for the end of the process that kept it up to date.
@@ -215,8 +238,9 @@ fn unmount() -> Result<(), Failure> {
 
 /// Takes the lock of the process that keeps the view up to date.
 fn lock() -> io::Result<Flock<File>> {
-    let folder = File::open(FOLDER)?;
-    Flock::lock(folder, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno.into())
+    let mut options = File::options();
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(LOCK)?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno.into())
 }
 
 /// Starts the process that keeps the view up to date until it is unmounted.
@@ -255,10 +279,14 @@ fn is_shown(folder: &File) -> bool {
 /// Replaces a file whole: programs never read half of one. All users may read it.
 fn replace(path: &str, text: &str) -> Result<(), Failure> {
     let draft = format!("{path}.new");
-    fs::write(&draft, text)
+    let replaced = fs::write(&draft, text)
         .and_then(|()| fs::set_permissions(&draft, Permissions::from_mode(0o644)))
-        .and_then(|()| fs::rename(&draft, path))
-        .map_err(refused(path))
+        .and_then(|()| File::open(&draft)?.sync_all())
+        .and_then(|()| fs::rename(&draft, path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    replaced.map_err(refused(path))
 }
 
 /// Accepts that nothing was there to be removed.
@@ -285,5 +313,6 @@ mod tests {
         assert_eq!(preloads(&format!("{line}/lib/a.so\n"), true), format!("/lib/a.so\n{line}"), "once");
         assert_eq!(preloads(&format!("# one\n{line}/lib/a.so\n"), false), "# one\n/lib/a.so\n");
         assert_eq!(preloads(&line, false), "");
+        assert_eq!(preloads(&format!("{COPY} /lib/a.so:/lib/b.so\n"), false), "/lib/a.so /lib/b.so\n");
     }
 }

@@ -176,6 +176,7 @@ impl ReceiveRings for SocketReceiveRings {
     }
 
     fn fill(&mut self, chunks: &mut Vec<SocketChunk>, count: usize) {
+        let count = count.min(chunks.len());
         let newest = chunks.iter().rev().take(count);
         for (slot, chunk) in self.scratch.iter_mut().zip(newest) {
             *slot = chunk.0;

@@ -163,7 +163,8 @@ impl CompletionQueue {
                 return Ok(wc);
             }
             if self.inner.device.has_failed() {
-                return Err(WaitError::DeviceFailed);
+                // The last completion may have come meanwhile.
+                return self.poll_one().ok_or(WaitError::DeviceFailed);
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(WaitError::TimedOut(timeout));

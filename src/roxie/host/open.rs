@@ -23,7 +23,7 @@ use roxie_port::memory::{self, MemoryConfig};
 use roxie_port::netdev::NetdevError;
 use roxie_port::netdev::{Interface, Neighbours, Reach, RouteKey, Vlans};
 #[cfg(feature = "udp")]
-use roxie_port::packet::{PacketConfig, PacketError, PacketPort};
+use roxie_port::packet::{PacketConfig, PacketPort};
 use roxie_port::synthetic_mac;
 #[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
@@ -34,7 +34,7 @@ use roxie_port::{Carries, PortInfo};
 use roxie_wire::frame::ETHERNET_HEADER;
 
 impl Device {
-    /// Opens a device on an interface of the calling thread's network namespace as `roxie run` does: at the interface's
+    /// Opens a device on an interface of the calling thread's network namespace, mostly as `roxie run` does: at the interface's
     /// `roxie nic` if there is one, else through packet sockets, else, where these are not permitted or not possible,
     /// through UDP sockets.
     ///
@@ -50,10 +50,8 @@ impl Device {
             Err(error) => return Err(error),
         }
         match Device::open_packet(&PacketConfig::new(interface), &stack, &config) {
-            Err(
-                OpenError::Netdev(NetdevError::NotEthernet { .. })
-                | OpenError::Packet(PacketError::NotPermitted | PacketError::OldKernel { .. }),
-            ) => {}
+            Err(OpenError::Netdev(NetdevError::NotEthernet { .. })) => {}
+            Err(OpenError::Packet(why)) if why.leaves_sockets() => {}
             opened => return opened,
         }
         let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };

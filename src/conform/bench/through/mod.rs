@@ -134,18 +134,22 @@ impl WireJudge {
     /// Takes a message of the connection manager from an address to another: the sender's queue pair begins a new
     /// connection.
     pub fn connected(&mut self, from: IpAddr, to: IpAddr, message: &CmMessage) {
-        let has_room = self.pairs.len() < 2 * MOST_STREAMS && self.requests.len() < MOST_STREAMS;
+        if self.requests.len() >= MOST_STREAMS || self.agreed.len() >= 2 * MOST_STREAMS {
+            self.requests.clear();
+            self.agreed.clear();
+        }
+        if self.pairs.len() >= 4 * MOST_STREAMS {
+            self.pairs.clear();
+        }
         let mut is_selective = false;
         let (qpn, first, mtu) = match message {
             CmMessage::Req(req) => {
-                if has_room {
-                    self.requests.insert((from, req.local_comm_id), (req.local_qpn, req.path_mtu));
-                }
+                self.requests.insert((from, req.local_comm_id), (req.local_qpn, req.path_mtu));
                 (req.local_qpn, req.starting_psn, Some(req.path_mtu))
             }
             CmMessage::Rep(rep) => {
-                let asker = self.requests.remove(&(to, rep.remote_comm_id)).filter(|_| has_room);
                 is_selective = rep.private_data.clone().take_selective_repeat();
+                let asker = self.requests.remove(&(to, rep.remote_comm_id));
                 if let Some((asker, _)) = asker {
                     if let Some(agreed) = self.agreed.get_mut(&(from, to, asker)) {
                         agreed.is_selective = is_selective;
@@ -157,7 +161,7 @@ impl WireJudge {
             }
             _ => return,
         };
-        if let Some(mtu) = mtu.filter(|_| has_room) {
+        if let Some(mtu) = mtu {
             self.agreed.insert((to, from, qpn), Agreed { first, mtu, is_selective });
         }
         if let Some(at) = self.places.get(&(to, from, qpn)) {
@@ -229,21 +233,29 @@ impl WireJudge {
     fn asked(&mut self, key: Key, packet: &Packet) -> Option<usize> {
         let (from, to, _) = key;
         let psn = packet.bth.psn;
-        let paired = || self.pairs.get(&key).and_then(|requests| self.places.get(requests));
-        if let Some(known) = self.answers.get(&key).or_else(paired) {
-            return Some(*known);
+        if let Some(requests) = self.pairs.get(&key) {
+            return self.places.get(requests).copied();
+        }
+        let known = self.answers.get(&key).copied();
+        if known.is_some_and(|at| self.streams[at].1.has(psn) || !self.is_captured) {
+            return known;
+        }
+        // Responses to a stream that is not followed fit others.
+        if self.unjudged > 0 {
+            return None;
         }
         let fits = |((asker, answerer, _), stream): &(Key, Stream)| {
             (*asker, *answerer) == (to, from) && stream.has(psn)
         };
-        let fitting: Vec<usize> =
-            self.streams.iter().enumerate().filter(|(_, entry)| fits(entry)).map(|(at, _)| at).collect();
-        let [found] = fitting[..] else {
+        let mut fitting = self.streams.iter().enumerate().filter(|(_, entry)| fits(entry)).map(|(at, _)| at);
+        let (found, other) = (fitting.next()?, fitting.next());
+        if let Some(other) = other {
             // The streams cannot be told apart yet.
-            fitting.iter().for_each(|at| self.streams[*at].1.misses_answers = true);
+            let all: Vec<usize> = [found, other].into_iter().chain(fitting).collect();
+            all.into_iter().for_each(|at| self.streams[at].1.misses_answers = true);
             return None;
-        };
-        if self.answers.len() < MOST_STREAMS {
+        }
+        if self.answers.len() < MOST_STREAMS || known.is_some() {
             self.answers.insert(key, found);
         }
         Some(found)
@@ -253,12 +265,9 @@ impl WireJudge {
     fn conclude(&mut self, now: Nanos) {
         for ((sender, ..), stream) in &self.streams {
             let is_late = !stream.is_done() && stream.changed + GIVEN_UP < now;
-            if is_late && stream.may_lack_acknowledgement() {
+            if is_late && self.is_captured {
                 self.tally.undecided(Rule::Recovers, || {
-                    format!(
-                        "no acknowledgement of the request in frame {}, and it is not repeated",
-                        stream.last_frame
-                    )
+                    format!("no acknowledgement in the capture of what frame {} waits for", stream.last_frame)
                 });
             } else if stream.is_done() || is_late {
                 self.tally.scene = Scene { frame: stream.last_frame, sender: *sender, is_own: false };

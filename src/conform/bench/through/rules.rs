@@ -113,7 +113,7 @@ pub(super) const RULES: [(Rule, &str, &str, &str, &str); 15] = [
     (
         Rule::NakOnce,
         "nak_once",
-        "9.7.5.2.8",
+        "9.7.5.2",
         "a responder sends one sequence NAK, and the next one after the request that it asked for",
         "a sequence NAK",
     ),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use roxie::capture::{Reader, link_type};
+use roxie::capture::{BYTE_ORDER_MAGIC, Direction, Reader, block, link_type};
 use serde_json::Value;
 
 use crate::{Running, roxie, run};
@@ -57,22 +57,38 @@ fn loss_is_seen_from_both_ends() {
     }
 }
 
-/// Writes a capture with these frames of `lost-near.pcapng`, by their numbers.
+/// Returns a block of pcapng.
+fn block_of(kind: u32, body: &[u8]) -> Vec<u8> {
+    let length = (body.len() + 12) as u32;
+    [&kind.to_le_bytes()[..], &length.to_le_bytes(), body, &length.to_le_bytes()].concat()
+}
+
+/// Writes a capture with these frames of `lost-near.pcapng`, by their numbers, and their directions.
 fn with_frames(file: &Path, numbers: &[usize]) {
     let mut reader = Reader::new(fs::File::open(data("lost-near.pcapng")).unwrap()).unwrap();
     let mut frames = Vec::new();
     while let Some(record) = reader.next().unwrap() {
         assert_eq!(record.link_type, link_type::ETHERNET);
-        frames.push((record.timestamp_ns.expect("a time"), record.data.to_vec(), record.wire_len as u32));
+        let flags: u32 = if record.direction == Some(Direction::Out) { 2 } else { 1 };
+        frames.push((
+            record.timestamp_ns.expect("a time"),
+            record.data.to_vec(),
+            record.wire_len as u32,
+            flags,
+        ));
     }
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-    let mut bytes = words(&[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, 1 << 16, link_type::ETHERNET]);
+    let mut bytes = block_of(block::SECTION_HEADER, &words(&[BYTE_ORDER_MAGIC, 1, u32::MAX, u32::MAX]));
+    bytes.extend(block_of(block::INTERFACE, &words(&[link_type::ETHERNET, 0])));
     for (at, number) in numbers.iter().enumerate() {
-        let (time, frame, wire) = &frames[number - 1];
-        let ns = time % 1_000_000_000 + at as u64;
-        let length = frame.len() as u32;
-        bytes.extend(words(&[(time / 1_000_000_000) as u32, ns as u32, length, *wire]));
-        bytes.extend(frame);
+        let (time, frame, wire, flags) = &frames[number - 1];
+        let us = time / 1000 + at as u64;
+        let mut body = words(&[0, (us >> 32) as u32, us as u32, frame.len() as u32, *wire]);
+        body.extend(frame);
+        body.resize(body.len().next_multiple_of(4), 0);
+        // epb_flags, and the end of the options.
+        body.extend(words(&[4 << 16 | 2, *flags, 0]));
+        bytes.extend(block_of(block::ENHANCED_PACKET, &body));
     }
     fs::write(file, bytes).unwrap();
 }
@@ -82,9 +98,9 @@ fn broken_rule_names_side_frames_and_ladder() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     // Without frame 8, the request that the sequence NAK asks for.
-    with_frames(&path("x.pcap"), &[1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]);
+    with_frames(&path("x.pcapng"), &[1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]);
     let options = format!("--junit {} --html {}", path("x.xml").display(), path("x.html").display());
-    let done = run(&format!("judge {} {options}", path("x.pcap").display()));
+    let done = run(&format!("judge {} {options}", path("x.pcapng").display()));
     assert_eq!(done.status.code(), Some(1), "{done:?}");
     let finding =
         "192.0.2.1, frame 7 and 8: behind a sequence NAK of PSN 7488983 the sender goes back to 7488984";
@@ -93,11 +109,11 @@ fn broken_rule_names_side_frames_and_ladder() {
     {
         assert!(done.stdout.contains(words), "no {words:?} in {}", done.stdout);
     }
-    assert!(fs::read_to_string(path("x.xml")).unwrap().contains("failures=\"2\""));
+    assert!(fs::read_to_string(path("x.xml")).unwrap().contains("failures=\"1\""));
     assert!(fs::read_to_string(path("x.html")).unwrap().contains("the sender goes back to 7488984"));
     // Without frames 3 to 8, what comes later says that these are missing, and breaks nothing.
-    with_frames(&path("x.pcap"), &[1, 2, 11, 12]);
-    let done = run(&format!("judge {}", path("x.pcap").display())).succeeded();
+    with_frames(&path("x.pcapng"), &[1, 2, 11, 12]);
+    let done = run(&format!("judge {}", path("x.pcapng").display())).succeeded();
     let missing = "not decidable 1 times: 3 packets are missing between frames 2 and 3";
     assert!(done.stdout.contains(missing), "{}", done.stdout);
 }

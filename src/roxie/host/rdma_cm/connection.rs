@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::super::ah_options::AhOptions;
-use super::super::cq::CompletionQueue;
+use super::super::cq::{CompletionQueue, WaitError};
 use super::super::qp::QueuePair;
 use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
@@ -222,8 +222,10 @@ impl Connection {
         let until = Instant::now() + timeout;
         loop {
             let remaining = until.saturating_duration_since(Instant::now());
-            if let Ok(wc) = cq.wait(remaining.min(LOOK_FOR_END)) {
-                return Ok(Some(wc));
+            match cq.wait(remaining.min(LOOK_FOR_END)) {
+                Ok(wc) => return Ok(Some(wc)),
+                Err(WaitError::DeviceFailed) => return Ok(None),
+                Err(WaitError::TimedOut(_)) => {}
             }
             if self.wait_for_end(Duration::ZERO) {
                 return Err(ConnectionEnded);

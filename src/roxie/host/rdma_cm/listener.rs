@@ -116,7 +116,7 @@ impl PortListener {
     ///
     /// # Errors
     /// Those of [`PortListener::accept`], [`ConnectionRequest::accept`] and `prepare`; also if the device has no room
-    /// for the objects.
+    /// for the objects. A peer that gives up is an error of its connection: serve the next.
     pub fn serve<T>(
         &self,
         timeout: Duration,

@@ -12,7 +12,8 @@ impl Stream {
         if !matches!(info.operation, Operation::Send | Operation::Write | Operation::ReadResponse) {
             return;
         }
-        let (length, mtu) = (packet.payload.len() as u32, self.mtu);
+        let length = packet.payload.len() as u32;
+        let mtu = self.mtu.filter(|_| self.is_mtu_sure);
         let holds = match info.position {
             Position::First | Position::Middle => {
                 MTUS.contains(&length) && mtu.is_none_or(|mtu| mtu == length)
@@ -41,7 +42,9 @@ impl Stream {
                 Position::Last | Position::Only => !continues,
             }
         };
-        let known = self.shapes.get(&psn.value()).copied();
+        // Of a new request, these are of the same PSNs a lap before.
+        let is_new = !psn.is_before(self.next);
+        let known = self.shapes.get(&psn.value()).copied().filter(|_| !is_new);
         // A READ may go on at any of its PSNs.
         if let Some(known) = known.filter(|known| known.0 != Operation::ReadRequest) {
             rules.judge(Rule::AgainAlike, known == shape, || {
@@ -49,7 +52,7 @@ impl Stream {
             });
         }
         let before = self.shapes.get(&(psn + 0x00ff_ffff).value()).copied();
-        let after = self.shapes.get(&end.value()).copied();
+        let after = self.shapes.get(&end.value()).copied().filter(|_| !is_new);
         let pairs = [before.map(|before| (before, shape)), after.map(|after| (shape, after))];
         for (one, next) in pairs.into_iter().flatten() {
             rules.judge(Rule::OpcodesInOrder, may_follow(one, next), || {
@@ -74,7 +77,8 @@ impl Stream {
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => None,
         };
         let before = self.nak_sent.replace(Cause { psn, frame, id }).filter(|nak| nak.psn == psn);
-        if before.is_some_and(|nak| nak.id == id) && self.is_captured && !rules.scene.is_own {
+        let is_copy = before.is_some_and(|nak| nak.id == id) && (id.is_some() || !rules.scene.is_own);
+        if self.is_captured && is_copy {
             return rules.undecided(Rule::NakOnce, || {
                 format!("a sequence NAK of PSN {psn} in frame {frame} may be a copy of the one before")
             });
@@ -85,18 +89,34 @@ impl Stream {
     }
 
     /// Checks the position and length of a READ response by its request.
-    pub(super) fn check_response(&self, packet: &Packet, rules: &mut Tally) {
+    pub(super) fn check_response(&mut self, packet: &Packet, rules: &mut Tally) {
         let (psn, info) = (packet.bth.psn, packet.info());
-        let Some(mtu) = self.mtu.filter(|_| info.operation == Operation::ReadResponse) else { return };
-        let covers = |request: &&Request| {
+        let is_response = info.operation == Operation::ReadResponse;
+        let Some(mtu) = self.mtu.filter(|_| is_response && self.is_mtu_sure) else { return };
+        let covers = |request: &Request| {
             request.operation == Operation::ReadRequest
                 && !psn.is_before(request.psn)
                 && psn.is_before(request.psn + request.span(Some(mtu)))
         };
         // The responses to a part of a READ begin and end with the part.
-        let found = self.outstanding.iter().find(covers).filter(|request| !request.has_restarted);
+        let found = self
+            .outstanding
+            .iter_mut()
+            .find(|request| covers(request))
+            .filter(|request| !request.has_restarted);
         let Some(request) = found else { return };
         let (at, span) = (psn.distance_from(request.psn) as u32, request.span(Some(mtu)));
+        let begins = matches!(info.position, Position::First | Position::Only);
+        if self.is_captured && begins && at > 0 {
+            // The capture may lack the request for this part.
+            request.has_restarted = true;
+            return rules.undecided(Rule::ResponsesFit, || {
+                format!(
+                    "{} of PSN {psn} begins within a READ: the capture may lack a READ of that part",
+                    info.name
+                )
+            });
+        }
         let is_last = at + 1 == span;
         let length = if is_last { request.dma - at * mtu } else { mtu };
         let fits = match info.position {

@@ -14,7 +14,7 @@ mod request;
 use request::{Request, span_of};
 
 /// Most requests outstanding at a time. A sender with more is not judged further.
-const MOST_OUTSTANDING: usize = 1 << 16;
+const MOST_OUTSTANDING: usize = 1 << 14;
 /// Most atomics with original values that are remembered.
 const MOST_ATOMICS: usize = 4096;
 /// Most requests of which the operation and the position are remembered.
@@ -52,6 +52,8 @@ struct Cause {
 #[derive(Debug)]
 pub(super) struct Stream {
     mtu: Option<u32>,
+    /// False for a path MTU that follows from PSNs alone, between which a capture may lack requests.
+    is_mtu_sure: bool,
     outstanding: VecDeque<Request>,
     /// PSN of the first packet seen.
     first: Psn,
@@ -81,8 +83,6 @@ pub(super) struct Stream {
     is_captured: bool,
     /// True if the host that captured the requests has sent them.
     pub(super) is_own: bool,
-    /// True if a sequence NAK has asked for a request that the capture had.
-    has_lost_behind: bool,
     /// The last PSNs that the capture lacks, and the frame of the last request.
     hole: Option<Hole>,
     pub(super) last_frame: u64,
@@ -102,8 +102,6 @@ pub(super) struct Stream {
     pub(super) misses_answers: bool,
     pub(super) has_atomics: bool,
     pub(super) last_asks: bool,
-    /// True if requests were sent again since the last acknowledgement.
-    has_repeated: bool,
     pub(super) changed: Nanos,
 }
 
@@ -111,6 +109,7 @@ impl Stream {
     pub(super) fn new(first: Psn, is_captured: bool, is_selective: bool) -> Stream {
         Stream {
             mtu: None,
+            is_mtu_sure: false,
             outstanding: VecDeque::new(),
             first,
             next: first,
@@ -126,7 +125,6 @@ impl Stream {
             shaped: VecDeque::new(),
             is_captured,
             is_own: false,
-            has_lost_behind: false,
             hole: None,
             last_frame: 0,
             is_over: false,
@@ -139,7 +137,6 @@ impl Stream {
             misses_answers: false,
             has_atomics: false,
             last_asks: false,
-            has_repeated: false,
             changed: Nanos::ZERO,
         }
     }
@@ -154,18 +151,12 @@ impl Stream {
         self.is_given_up || self.misses_answers || self.oldest == self.next || !self.last_asks
     }
 
-    /// True if the capture may lack the acknowledgement that is awaited: it lacks other packets, or does not show that
-    /// its sender missed it.
-    pub(super) fn may_lack_acknowledgement(&self) -> bool {
-        self.is_captured && (self.hole.is_some() || !self.has_repeated)
-    }
-
     /// Learns the path MTU, and measures the READs that wait for it.
     pub(super) fn learn(&mut self, mtu: u32) {
-        if self.mtu.is_some() || !MTUS.contains(&mtu) {
+        if self.is_mtu_sure || !MTUS.contains(&mtu) {
             return;
         }
-        self.mtu = Some(mtu);
+        (self.mtu, self.is_mtu_sure) = (Some(mtu), true);
         if let Some(last) = self.outstanding.back().filter(|last| last.operation == Operation::ReadRequest) {
             let end = last.psn + last.span(self.mtu);
             if self.after_last == self.next {
@@ -193,6 +184,7 @@ impl Stream {
             MTUS.into_iter().find(|mtu| i64::from(span_of(last.dma, Some(*mtu))) == i64::from(packets));
         if let Some(mtu) = fitting {
             self.learn(mtu);
+            self.is_mtu_sure = !self.is_captured;
         }
     }
 
@@ -248,7 +240,11 @@ impl Stream {
         } else {
             self.last_asks = packet.bth.ack_req || request.has_response();
             self.has_atomics |= matches!(info.operation, Operation::FetchAdd | Operation::CompareSwap);
-            self.is_given_up |= self.outstanding.len() == MOST_OUTSTANDING;
+            self.originals.remove(&psn.value());
+            if self.outstanding.len() == MOST_OUTSTANDING {
+                self.is_given_up = true;
+                self.outstanding = VecDeque::new();
+            }
             if !self.is_given_up {
                 self.outstanding.push_back(request);
             }
@@ -266,22 +262,21 @@ impl Stream {
     }
 
     fn sent_again(&mut self, Request { psn, dma, .. }: Request, now: Nanos, rules: &mut Tally) {
-        self.has_repeated = true;
-        let of_read = self.outstanding.iter_mut().find(|request| {
-            let is_part = request.psn.is_before(psn) || request.psn == psn && request.dma != dma;
-            request.operation == Operation::ReadRequest
-                && is_part
-                && psn.is_before(request.psn + request.span(self.mtu))
-        });
-        if let Some(read) = of_read {
-            read.has_restarted = true;
+        if self.is_given_up {
+            return;
+        }
+        // Requests are in the order of their PSNs.
+        let behind = self.outstanding.partition_point(|request| !psn.is_before(request.psn));
+        let of_psn = behind.checked_sub(1).and_then(|at| self.outstanding.get_mut(at));
+        if let Some(read) = of_psn.filter(|request| request.operation == Operation::ReadRequest) {
+            read.has_restarted |= read.psn != psn || read.dma != dma;
         }
         if self.nak.is_some_and(|nak| nak.psn == psn) {
             rules.kept(Rule::AgainFromTheGap);
             self.nak = None;
         }
         let is_ahead = self.after_last.is_before(psn) && !self.is_upstream();
-        if psn == self.after_last || is_ahead || self.is_given_up {
+        if psn == self.after_last || is_ahead {
             return;
         }
         rules.again += 1;
@@ -289,9 +284,20 @@ impl Stream {
             return;
         }
         let oldest = self.oldest;
-        self.judge_requester(Rule::AgainFromTheOldest, !oldest.is_before(psn), None, rules, || {
-            format!("the sender goes back to PSN {psn}, though {oldest} is not acknowledged")
-        });
+        let holds = !oldest.is_before(psn);
+        if self.is_captured && !holds {
+            // The capture may lack the acknowledgement.
+            let frame = rules.scene.frame;
+            rules.undecided(Rule::AgainFromTheOldest, || {
+                format!(
+                    "no acknowledgement of PSN {oldest} in front of frame {frame}, which goes back to {psn}"
+                )
+            });
+        } else {
+            rules.judge(Rule::AgainFromTheOldest, holds, || {
+                format!("the sender goes back to PSN {psn}, though {oldest} is not acknowledged")
+            });
+        }
         if let Some(nak) = self.nak.take() {
             // The request may have come late, and be acknowledged since.
             let gap = if nak.psn.is_before(oldest) { oldest } else { nak.psn };
@@ -309,10 +315,10 @@ impl Stream {
         }
     }
 
-    /// True if requests are seen before they may be lost: by their sender's host, or as packets were lost behind the
-    /// capture, and none before it. Else a request that was left out cannot be told from one that was lost.
+    /// True if requests are seen before they may be lost: on a wire, and in a capture of their sender's host. Else a
+    /// request that was left out cannot be told from one that was lost.
     fn is_upstream(&self) -> bool {
-        !self.is_captured || self.is_own || self.has_lost_behind && self.hole.is_none()
+        !self.is_captured || self.is_own
     }
 
     /// Judges what a requester does, as far as the place of the capture decides it.
@@ -360,7 +366,6 @@ impl Stream {
         // The PSN after those that must have arrived.
         let end = if is_nak { psn } else { psn.next() };
         let rule = if is_nak { Rule::NakNamesTheGap } else { Rule::AnswersWhatArrived };
-        self.has_lost_behind |= is_nak && psn.is_before(self.expected);
         if self.is_captured && self.expected.is_before(end) {
             // The capture lacks requests, or the responder answers what has not arrived.
             let frame = rules.scene.frame;
@@ -466,7 +471,7 @@ impl Stream {
             Some(Syndrome::Ack { .. }) | None => self.acknowledge(psn.next()),
         }
         if self.oldest != before {
-            (self.changed, self.has_repeated) = (now, false);
+            self.changed = now;
         }
     }
 
