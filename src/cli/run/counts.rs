@@ -40,10 +40,10 @@ const RXE_NAMES: [(&str, &str); 2] =
     [("out_of_seq_request", "out_of_sequence"), ("rcvd_seq_err", "packet_seq_err")];
 
 /// True for a counter that a file shows.
-fn is_known(name: &str) -> bool {
+fn is_known(name: &Foreign) -> bool {
     let own = ["sent_bytes", "sent_pkts", "rcvd_bytes", "rcvd_pkts", "rx_bad_pkey"];
-    let listed = own.iter().chain(&SEND_ERRORS).chain(&RECEIVE_ERRORS).any(|known| *known == name);
-    listed || Counters::default().iter().any(|(known, _)| known == name)
+    let listed = own.iter().chain(&SEND_ERRORS).chain(&RECEIVE_ERRORS).any(|known| name == known);
+    listed || Counters::default().iter().any(|(known, _)| name == known)
 }
 
 /// Sums of counters; a sum never decreases.

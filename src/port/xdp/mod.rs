@@ -3,7 +3,7 @@
 //! A BPF program (`steer.bpf.c`) redirects RoCE to our addresses to one socket per receive queue. All other traffic
 //! stays with the kernel, so ssh, ARP and TCP continue over the same interface and IP address; flows of raw packet QPs
 //! are taken from that rest. [`XdpConfig`] holds the options, [`XdpPort`] moves the frames, `open` selects the mode,
-//! `rings` has the socket's rings, [`chunks`](crate::chunks) what goes through them, `steering` the program.
+//! `rings` has the socket's rings, `chunks` what goes through them, `steering` the program.
 //!
 //! Frames that an adapter would drop are counted and not taken: a wrong IPv4 checksum (`rx_bad_ip_checksum`), another
 //! station (`rx_other_station`), a VLAN tag of another network (`rx_tagged`). UDP checksums are not verified: frames of
