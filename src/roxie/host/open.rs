@@ -34,9 +34,9 @@ use roxie_port::{Carries, PortInfo};
 use roxie_wire::frame::ETHERNET_HEADER;
 
 impl Device {
-    /// Opens a device on an interface of the calling thread's network namespace, mostly as `roxie run` does: at the interface's
-    /// `roxie nic` if there is one, else through packet sockets, else, where these are not permitted or not possible,
-    /// through UDP sockets.
+    /// Opens a device on an interface of the calling thread's network namespace, mostly as `roxie run` does: at the
+    /// interface's `roxie nic` if there is one, else through packet sockets, else, where these are not permitted or not
+    /// possible, through UDP sockets.
     ///
     /// # Errors
     /// Those of [`Device::open_attached`], [`Device::open_packet`] and [`Device::open_udp`].
