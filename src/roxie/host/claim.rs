@@ -119,7 +119,7 @@ impl Claim {
         return self.open_udp(mac, workers);
         #[cfg(not(feature = "udp"))]
         {
-            let _ = mac;
+            let _ = (mac, workers);
             Err(OpenError::NoNic(self.interface.clone()))
         }
     }
