@@ -1,5 +1,6 @@
 //! Rules for the packets of a reliable connection, whatever is lost, repeated or reordered on their way.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Serialize;
@@ -145,6 +146,13 @@ pub struct Finding {
     pub frames: Vec<u64>,
     /// The packets, with the numbers.
     pub why: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frames: Vec<_> = self.frames.iter().map(u64::to_string).collect();
+        write!(f, "{}, frame {}: {}", self.side, frames.join(" and "), self.why)
+    }
 }
 
 /// The packet that is judged.

@@ -137,14 +137,7 @@ impl Judged {
             };
             let _ = writeln!(text, "{words:<10} {rule}, {clause}: {asks}{times}");
             for finding in &ruling.findings {
-                let frames: Vec<_> = finding.frames.iter().map(u64::to_string).collect();
-                let _ = writeln!(
-                    text,
-                    "           {}, frame {}: {}",
-                    finding.side,
-                    frames.join(" and "),
-                    finding.why
-                );
+                let _ = writeln!(text, "           {finding}");
             }
             if ruling.undecided > 0 {
                 let (count, why) = (ruling.undecided, &ruling.why_undecided);
@@ -168,10 +161,7 @@ impl Judged {
             asks: ruling.asks.into(),
             verdict: verdict(ruling),
             came: match (ruling.findings.first(), ruling.undecided) {
-                (Some(finding), _) => {
-                    let frames: Vec<_> = finding.frames.iter().map(u64::to_string).collect();
-                    format!("{}, frame {}: {}", finding.side, frames.join(" and "), finding.why)
-                }
+                (Some(finding), _) => finding.to_string(),
                 (None, 1..) => format!("not decidable: {}", ruling.why_undecided),
                 (None, 0) if ruling.kept == 0 => "nothing in the capture tests it".into(),
                 (None, 0) => String::new(),

@@ -157,7 +157,7 @@ impl Stream {
             return;
         }
         (self.mtu, self.is_mtu_sure) = (Some(mtu), true);
-        if let Some(last) = self.outstanding.back().filter(|last| last.operation == Operation::ReadRequest) {
+        if let Some(last) = self.last_read() {
             let end = last.psn + last.span(self.mtu);
             if self.after_last == self.next {
                 self.after_last = end;
@@ -169,16 +169,14 @@ impl Stream {
         }
     }
 
-    fn last_is_read(&self) -> bool {
-        self.outstanding.back().is_some_and(|last| last.operation == Operation::ReadRequest)
+    /// Returns the last request, if it is an outstanding READ.
+    fn last_read(&self) -> Option<&Request> {
+        self.outstanding.back().filter(|last| last.operation == Operation::ReadRequest)
     }
 
     /// Learns the path MTU from the PSN that follows a READ.
     fn infer(&mut self, psn: Psn) {
-        let Some(last) = self.outstanding.back().filter(|last| last.operation == Operation::ReadRequest)
-        else {
-            return;
-        };
+        let Some(last) = self.last_read() else { return };
         let packets = psn.distance_from(last.psn);
         let fitting =
             MTUS.into_iter().find(|mtu| i64::from(span_of(last.dma, Some(*mtu))) == i64::from(packets));
@@ -191,7 +189,7 @@ impl Stream {
     /// True if a request begins another connection of the queue pair.
     pub(super) fn ends_before(&self, packet: &Packet) -> bool {
         let ahead = i64::from(packet.bth.psn.distance_from(self.next));
-        let is_unmeasured = self.mtu.is_none() && self.last_is_read();
+        let is_unmeasured = self.mtu.is_none() && self.last_read().is_some();
         self.is_over || ahead < -NEW_CONNECTION || ahead > NEW_CONNECTION && !is_unmeasured
     }
 
