@@ -28,6 +28,20 @@ pub enum Service {
     Xrc,
 }
 
+impl Service {
+    /// Returns the abbreviation, such as `RC`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Service::Rc => "RC",
+            Service::Uc => "UC",
+            Service::Rd => "RD",
+            Service::Ud => "UD",
+            Service::Xrc => "XRC",
+            Service::Cnp => "CNP",
+        }
+    }
+}
+
 /// Meaning of a packet, request or response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Operation {

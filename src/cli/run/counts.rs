@@ -3,7 +3,8 @@
 //! The device is shared, and so are its counters: sums over all processes with a device on the interface, as `roxie
 //! show counters` lists them. The counters of an ended process stay in the sums, as they were last read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use roxie::host::inspect::Snapshot;
 use roxie::text::Foreign;
@@ -39,12 +40,12 @@ const ZEROS: [&str; 8] = [
 const RXE_NAMES: [(&str, &str); 2] =
     [("out_of_seq_request", "out_of_sequence"), ("rcvd_seq_err", "packet_seq_err")];
 
-/// True for a counter that a file shows.
-fn is_known(name: &Foreign) -> bool {
+/// Counters that a file shows.
+static SHOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
     let own = ["sent_bytes", "sent_pkts", "rcvd_bytes", "rcvd_pkts", "rx_bad_pkey"];
-    let listed = own.iter().chain(&SEND_ERRORS).chain(&RECEIVE_ERRORS).any(|known| name == known);
-    listed || Counters::default().iter().any(|(known, _)| name == known)
-}
+    let ports = SEND_ERRORS.into_iter().chain(RECEIVE_ERRORS);
+    own.into_iter().chain(ports).chain(Counters::default().iter().map(|(name, _)| name)).collect()
+});
 
 /// Sums of counters; a sum never decreases.
 #[derive(Debug, Default)]
@@ -69,7 +70,9 @@ impl Counts {
             let Some(snapshot) = snapshot.as_ref().filter(|snapshot| is_ours(snapshot)) else { continue };
             let last = self.last.entry(device.clone()).or_default();
             // Another user's device may name anything.
-            for (name, value) in snapshot.counters.iter().filter(|(name, _)| is_known(name)) {
+            for (name, value) in
+                snapshot.counters.iter().filter(|(name, _)| SHOWN.contains(name.as_received()))
+            {
                 let before = last.insert(name.clone(), *value).unwrap_or_default();
                 // A smaller value means that the counter was reset, as a port's counters are when the device claims its
                 // interface.

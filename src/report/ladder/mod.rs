@@ -187,17 +187,6 @@ fn signed_duration(ns: i64) -> String {
     format!("{}{}", if ns < 0 { "-" } else { "" }, duration(ns.unsigned_abs()))
 }
 
-fn service_name(service: Service) -> &'static str {
-    match service {
-        Service::Rc => "RC",
-        Service::Uc => "UC",
-        Service::Rd => "RD",
-        Service::Ud => "UD",
-        Service::Xrc => "XRC",
-        Service::Cnp => "CNP",
-    }
-}
-
 fn plural(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use roxie::wire::{Psn, Qpn, Service};
 
-use super::{Facts, Fate, Passage, service_name};
+use super::{Facts, Fate, Passage};
 
 /// Packets between two queue pairs, in the order of the capture.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Connection {
 
     /// Returns the known queue pairs: QPN, address and service.
     pub fn queue_pairs(&self) -> impl Iterator<Item = (Qpn, IpAddr, &'static str)> {
-        self.ends.iter().filter_map(|(address, qp)| Some(((*qp)?, *address, service_name(self.service))))
+        self.ends.iter().filter_map(|(address, qp)| Some(((*qp)?, *address, self.service.name())))
     }
 }
 

@@ -4,7 +4,7 @@ use roxie::wire::{Position, Psn, Syndrome};
 use serde::Serialize;
 
 use super::trace::{Kind, Missing, Trace};
-use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range, service_name};
+use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range};
 
 /// Fewest similar packets that are merged into one rung.
 const SHORTEST_RUN: usize = 3;
@@ -127,7 +127,7 @@ impl Ladder {
             }),
         };
         let lasted = start.zip(end).map_or(0, |(start, end)| (end - start).max(0).cast_unsigned());
-        let title = format!("{}  {}  <->  {}", service_name(connection.service), names[0], names[1]);
+        let title = format!("{}  {}  <->  {}", connection.service.name(), names[0], names[1]);
         Ladder { title, names, summary: tally.summary(lasted, connection), steps }
     }
 }

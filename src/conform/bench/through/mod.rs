@@ -19,7 +19,6 @@ use roxie_base::time::Nanos;
 use roxie_wire::cm::{CmMessage, CommId};
 use roxie_wire::frame::Frame;
 use roxie_wire::{Icrc, Packet, Psn, Qpn, Service, parse};
-use serde::Serialize;
 
 mod rules;
 mod scripts;
@@ -27,8 +26,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use rules::Finding;
-use rules::{OfRule, RULES, Rule, Scene, Tally};
+pub use rules::{Finding, Ruling};
+use rules::{RULES, Rule, Scene, Tally};
 pub use scripts::{Follows, SCRIPTS, WireScript, script};
 use stream::Stream;
 
@@ -75,27 +74,6 @@ struct Agreed {
     first: Psn,
     mtu: u8,
     is_selective: bool,
-}
-
-/// A rule, and what was seen of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ruling {
-    /// Name of the rule.
-    pub rule: &'static str,
-    /// Clause of the specification.
-    pub clause: &'static str,
-    /// The rule.
-    pub asks: &'static str,
-    /// Number of times that it was kept, and broken.
-    pub kept: u64,
-    /// See `kept`.
-    pub broken: u64,
-    /// The first breaches.
-    pub findings: Vec<Finding>,
-    /// Number of times that the packets did not decide, and why at first.
-    pub undecided: u64,
-    /// See `undecided`.
-    pub why_undecided: String,
 }
 
 /// A packet of RC, with its key.
@@ -206,7 +184,7 @@ impl WireJudge {
             stream.is_selective |= is_selective;
             stream.begin(packet.bth.psn, first, 128 << u32::from(mtu & 0xf), &mut self.tally);
         }
-        self.streams[at].1.request_sent(packet, now, &mut self.tally);
+        stream.request_sent(packet, now, &mut self.tally);
     }
 
     /// Takes a frame as it leaves to its receiver.
@@ -284,11 +262,7 @@ impl WireJudge {
     /// Returns what was seen of each rule, at the end of the packets.
     pub fn rulings(&mut self, now: Nanos) -> Vec<Ruling> {
         self.conclude(now);
-        let of = |(rule, name, clause, asks, _)| {
-            let OfRule { kept, broken, findings, undecided, why_undecided } = self.tally.of(rule).clone();
-            Ruling { rule: name, clause, asks, kept, broken, findings, undecided, why_undecided }
-        };
-        let mut rulings: Vec<Ruling> = RULES.into_iter().map(of).collect();
+        let mut rulings = self.tally.rulings().to_vec();
         if self.has_shared_atomics() {
             // Others may have added between two of a queue pair.
             rulings.retain(|ruling| ruling.rule != RULES[Rule::AddsOnce as usize].1);
@@ -327,7 +301,7 @@ impl WireJudge {
         let mut outcomes: Vec<Outcome> = RULES
             .into_iter()
             .map(|(rule, name, clause, asks, stimulus)| {
-                let OfRule { kept, broken, findings, .. } = self.tally.of(rule);
+                let Ruling { kept, broken, findings, .. } = self.tally.of(rule);
                 let (verdict, came) = match (kept, &findings[..]) {
                     _ if rule == Rule::AddsOnce && is_shared => {
                         (Verdict::NotTested, "several queue pairs sent atomics".to_owned())

@@ -169,28 +169,48 @@ pub(super) struct Scene {
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) scene: Scene,
-    rules: [OfRule; RULES.len()],
+    rules: [Ruling; RULES.len()],
     /// Times that a requester went back.
     pub(super) again: u64,
     /// Sequence NAKs.
     pub(super) naks: u64,
 }
 
-/// Counts and findings of a rule.
-#[derive(Clone, Debug, Default)]
-pub(super) struct OfRule {
-    pub(super) kept: u64,
-    pub(super) broken: u64,
-    pub(super) findings: Vec<Finding>,
-    /// Number of times that a capture did not decide, and why at first.
-    pub(super) undecided: u64,
-    pub(super) why_undecided: String,
+/// A rule, and what was seen of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ruling {
+    /// Name of the rule.
+    pub rule: &'static str,
+    /// Clause of the specification.
+    pub clause: &'static str,
+    /// The rule.
+    pub asks: &'static str,
+    /// Number of times that it was kept, and broken.
+    pub kept: u64,
+    /// See `kept`.
+    pub broken: u64,
+    /// The first breaches.
+    pub findings: Vec<Finding>,
+    /// Number of times that the packets did not decide, and why at first.
+    pub undecided: u64,
+    /// See `undecided`.
+    pub why_undecided: String,
 }
 
 impl Default for Tally {
     fn default() -> Tally {
         let scene = Scene { frame: 0, sender: Ipv4Addr::UNSPECIFIED.into(), is_own: false };
-        Tally { scene, rules: Default::default(), again: 0, naks: 0 }
+        let rules = RULES.map(|(_, rule, clause, asks, _)| Ruling {
+            rule,
+            clause,
+            asks,
+            kept: 0,
+            broken: 0,
+            findings: Vec::new(),
+            undecided: 0,
+            why_undecided: String::new(),
+        });
+        Tally { scene, rules, again: 0, naks: 0 }
     }
 }
 
@@ -215,23 +235,28 @@ impl Tally {
             return self.kept(rule);
         }
         let Scene { frame, sender, .. } = self.scene;
-        let of_rule = &mut self.rules[rule as usize];
-        of_rule.broken += 1;
-        if of_rule.findings.len() < MOST_FINDINGS {
+        let ruling = &mut self.rules[rule as usize];
+        ruling.broken += 1;
+        if ruling.findings.len() < MOST_FINDINGS {
             let frames = cause.into_iter().chain([frame]).collect();
-            of_rule.findings.push(Finding { side: sender, frames, why: otherwise() });
+            ruling.findings.push(Finding { side: sender, frames, why: otherwise() });
         }
     }
 
     pub(super) fn undecided(&mut self, rule: Rule, why: impl FnOnce() -> String) {
-        let of_rule = &mut self.rules[rule as usize];
-        of_rule.undecided += 1;
-        if of_rule.undecided == 1 {
-            of_rule.why_undecided = why();
+        let ruling = &mut self.rules[rule as usize];
+        ruling.undecided += 1;
+        if ruling.undecided == 1 {
+            ruling.why_undecided = why();
         }
     }
 
-    pub(super) fn of(&self, rule: Rule) -> &OfRule {
+    /// Returns the rulings, in the order of [`RULES`].
+    pub(super) fn rulings(&self) -> &[Ruling] {
+        &self.rules
+    }
+
+    pub(super) fn of(&self, rule: Rule) -> &Ruling {
         &self.rules[rule as usize]
     }
 }

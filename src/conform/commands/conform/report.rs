@@ -10,6 +10,7 @@ use roxie_conform_bench::verdict::Verdict;
 use roxie_report::ladder::{self, Ladder, Style};
 use roxie_report::output;
 
+use super::super::write_reports;
 use super::{BROKEN, CANNOT_RUN, Ended, PlayArguments};
 
 /// Draws the packets of an outcome, writes its capture if that is asked for, prints it, and adds it to the report.
@@ -89,13 +90,11 @@ pub(super) fn finish(arguments: &PlayArguments, report: &Report) -> Result<u8, E
         output::line(format_args!("{chapter:<30} {keeps:>6} {breaks:>7} {lenient:>8} {not_tested:>11}"))?;
     }
     output::line(report.summary())?;
-    for (file, text) in
-        [(&arguments.json, report.json()), (&arguments.junit, junit(report)), (&arguments.html, page(report))]
-    {
-        if let Some(file) = file {
-            write(file, text.as_bytes())?;
-        }
-    }
+    write_reports(
+        report,
+        &[(&arguments.json, Report::json), (&arguments.junit, junit), (&arguments.html, page)],
+    )
+    .map_err(|error| Ended(CANNOT_RUN, error))?;
     let tested = report.checks.len() - report.count(Verdict::NotTested);
     if tested == 0 {
         return Err(Ended(CANNOT_RUN, "no check could be run".into()));

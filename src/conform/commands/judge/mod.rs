@@ -1,7 +1,6 @@
 //! `roxie judge`: what a capture of reliable connections says about the two ends.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,6 +16,8 @@ use roxie_report::decoded::layers::{Found, find};
 use roxie_report::decoded::{Decoded, Protocols, Verdict as IcrcVerdict};
 use roxie_report::failure::Failure;
 use roxie_report::{formats, output, source};
+
+use super::write_reports;
 
 mod report;
 
@@ -88,10 +89,7 @@ fn judge(arguments: &Arguments) -> Result<ExitCode, Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let judgement = Judgement { captures };
     let report = judgement.report();
-    for (file, text) in [(&arguments.junit, junit(&report)), (&arguments.html, page(&report))] {
-        let Some(file) = file else { continue };
-        fs::write(file, text).map_err(|error| Failure::Run(format!("{}: {error}", file.display())))?;
-    }
+    write_reports(&report, &[(&arguments.junit, junit), (&arguments.html, page)]).map_err(Failure::Run)?;
     if arguments.json {
         formats::print(formats::JUDGE, &judgement)?;
     } else {
@@ -208,16 +206,10 @@ impl Bench {
 
     fn show(&mut self, packet: &Packet, number: u64, is_own: bool) {
         self.packets += 1;
-        let service = match packet.info().service {
-            Service::Rc | Service::Xrc => {
-                return self.judge.captured(packet, number, self.now, is_own);
-            }
-            Service::Uc => "UC",
-            Service::Rd => "RD",
-            Service::Ud => "UD",
-            Service::Cnp => "CNP",
-        };
-        *self.others.entry(service).or_default() += 1;
+        match packet.info().service {
+            Service::Rc | Service::Xrc => self.judge.captured(packet, number, self.now, is_own),
+            other => *self.others.entry(other.name()).or_default() += 1,
+        }
     }
 
     fn conclude(mut self, file: String, broken: Option<String>) -> Judged {

@@ -1,7 +1,6 @@
 //! Verdicts about the peers of a wire: `--judge` and `--script`.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,6 +13,7 @@ use roxie_conform_bench::through::{SCRIPTS, WireJudge, WireScript, script};
 use roxie_report::failure::Failure;
 use roxie_report::output;
 
+use super::super::write_reports;
 use super::report::Placed;
 
 /// Options about verdicts.
@@ -82,11 +82,7 @@ impl JudgeArguments {
 
     /// Writes the reports.
     pub(super) fn write(&self, report: &Report) -> Result<(), Failure> {
-        for (file, text) in [(&self.junit, junit(report)), (&self.html, page(report))] {
-            let Some(file) = file else { continue };
-            fs::write(file, text).map_err(|error| Failure::Run(format!("{}: {error}", file.display())))?;
-        }
-        Ok(())
+        write_reports(report, &[(&self.junit, junit), (&self.html, page)]).map_err(Failure::Run)
     }
 }
 
