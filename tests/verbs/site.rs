@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use roxie::host::inspect::{Snapshot, snapshots};
 use roxie::netdev::{Links, NetNs};
 use tempfile::TempDir;
@@ -311,12 +313,16 @@ impl Running {
     }
 
     pub(crate) fn read_to_end(&mut self) -> String {
-        // Kill all descendants: survivors would keep the pipes open.
-        for pid in descendants(self.child.id()) {
-            let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-        }
+        // Survivors would keep the pipes open.
+        self.signal_all(Signal::SIGKILL);
         self.whole_output()
+    }
+
+    /// Sends a signal to the program and its descendants. Those that have ended get none.
+    fn signal_all(&self, signal: Signal) {
+        for pid in descendants(self.child.id()) {
+            let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+        }
     }
 
     /// Returns both outputs, once every process has closed them.
@@ -347,15 +353,19 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The launcher forwards the signal, so the program ends as well.
-        if let Ok(None) = self.child.try_wait() {
-            let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
-            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-            let _ = self.child.wait();
-            if std::thread::panicking() {
-                let output: String = self.output.iter().map(Stream::text).collect();
-                eprintln!("{} was still running: {output}", self.what);
-            }
+        let Ok(None) = self.child.try_wait() else { return };
+        // The launcher forwards the signal, so the program ends as well, unless a failed test has left it stopped.
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+        self.signal_all(Signal::SIGCONT);
+        let until = Instant::now() + Duration::from_secs(10);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.signal_all(Signal::SIGKILL);
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let output: String = self.output.iter().map(Stream::text).collect();
+            eprintln!("{} was still running: {output}", self.what);
         }
     }
 }

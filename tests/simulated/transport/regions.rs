@@ -13,7 +13,7 @@ use roxie::verbs::{
 };
 use roxie::wire::{Aeth, AtomicEth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
 
-use crate::transport::{Answer, FIRST, Stage};
+use crate::transport::{Answer, FIRST, Stage, TIMEOUT};
 
 pub(crate) const SOON: Nanos = Nanos(1000);
 pub(crate) const ACK: Syndrome = Syndrome::Ack { credits: 31 };
@@ -225,6 +225,24 @@ fn second_fast_registration_fails_with_loc_qp_op() {
     }
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success), (2, WcStatus::LocQpOp)]);
+}
+
+/// rdma_rxe executes it again, and fails, as the region is registered.
+#[test]
+fn repeated_request_repeats_no_fast_registration() {
+    let mut stage = Stage::new();
+    let memory = memory(8 * PAGE);
+    let region = stage.fast(&memory, &[5, 1]);
+    stage.post(WrOpcode::Send, 4);
+    stage.post_list(&SendWr::fast_register(7, SendFlags::SIGNALED, &registration(region, 0, 64)), &[]);
+    stage.post(WrOpcode::Send, 4);
+    let sent = [(Opcode::RC_SEND_ONLY, FIRST), (Opcode::RC_SEND_ONLY, FIRST + 1)];
+    assert_eq!(stage.wait(SOON), sent);
+    assert_eq!(stage.wait(TIMEOUT), sent, "neither is acknowledged");
+    stage.acknowledge(FIRST + 1, ACK, 2);
+    stage.wait(SOON);
+    assert_eq!(stage.statuses(), [0, 7, 0].map(|id| (id, WcStatus::Success)));
+    assert_eq!(stage.state(), QpState::Rts);
 }
 
 #[test]
