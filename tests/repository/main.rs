@@ -6,6 +6,7 @@ mod in_time;
 
 mod commits;
 mod conformance;
+mod crates;
 mod figures;
 mod release;
 mod rerun;

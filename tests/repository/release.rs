@@ -22,7 +22,7 @@ impl Tree {
         tree.git(&["init", "-q"]);
         tree.write(
             "Cargo.toml",
-            "[workspace.package]\nversion = \"1.2.3\"\n\n[dependencies]\nversion = \"7\"\n",
+            "[workspace.package]\nversion = \"1.2.3\"\nrepository = \"https://example.org/x\"\n\n[dependencies]\nversion = \"7\"\n",
         );
         tree.write("CHANGELOG.md", "# Changelog\n\n## Unreleased\n\n## 1.2.3 - 2026-01-31\n");
         tree.write(".ci/address", "# Where\naddress=https://example.org/x/roxie\n");
@@ -101,6 +101,14 @@ fn release_without_address_is_refused() {
         tree.commit();
         tree.refuses("1.2.3", ".ci/address names no place");
     }
+}
+
+#[test]
+fn release_without_repository_is_refused() {
+    let tree = Tree::new();
+    tree.write("Cargo.toml", "[workspace.package]\nversion = \"1.2.3\"\nrepository = \"\"\n");
+    tree.commit();
+    tree.refuses("1.2.3", "names no repository");
 }
 
 #[test]
