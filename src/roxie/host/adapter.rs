@@ -1,23 +1,19 @@
 //! The engine behind a device: one in this process, or a NIC that is another process.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use super::error::DeviceError;
-use super::snapshot::{MrEntry, PassDurations, QpEntry, Snapshot};
+use super::inspect::{IsOfClient, Snapshot, snapshot_of_device};
 use crate::remote::{Attachment, polling};
-use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::time::Nanos;
 use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
-use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Nic, Object, QpStatus};
+use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
-#[cfg(feature = "udp")]
-use roxie_port::group::Member;
 use roxie_port::netdev::RouteKey;
 use roxie_port::undelivered::Undelivered;
 use roxie_port::{LinkChange, Port, PortInfo};
@@ -264,131 +260,10 @@ impl Adapter {
     /// Returns the device's snapshot, without objects that belong to `others`.
     pub(super) fn snapshot(&self, others: Option<&IsOfClient>) -> Snapshot {
         match self {
-            Adapter::Own(workers) => {
-                let mut objects = workers.names();
-                objects.retain(|object| others.is_none_or(|others| !others(*object)));
-                let passes = workers.first().inspect(|worker| *worker.pass_times());
-                let mut snapshot = Snapshot {
-                    passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
-                    ..snapshot_of(workers, &objects)
-                };
-                for (name, value) in workers.counters() {
-                    *snapshot.counters.entry(name.into()).or_default() += value;
-                }
-                snapshot
-            }
+            Adapter::Own(workers) => snapshot_of_device(workers, others),
             Adapter::Shared(nic) => {
                 nic.snapshot().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
             }
-        }
-    }
-}
-
-/// Tests whether an object of a NIC belongs to another process, which reports it itself.
-pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
-
-/// Returns the snapshot of some QPs, memory regions and memory windows, without counters and passes. The caller fills
-/// in names.
-pub fn snapshot_of(workers: &Workers, objects: &[Object]) -> Snapshot {
-    let engine = workers.first();
-    let memory = objects.iter().filter(|object| matches!(object, Object::Mr(_) | Object::Window(_)));
-    let memory: Vec<Object> = memory.copied().collect();
-    let regions = memory.chunks(PIECE).flat_map(|piece| {
-        let piece = piece.to_vec();
-        let status = move |nic: &Nic| -> Vec<_> {
-            piece.into_iter().filter_map(|object| nic.memory_status(object)).collect()
-        };
-        engine.inspect(|worker| status(worker.nic()))
-    });
-    let info = engine.port();
-    let mut qps: Vec<_> = statuses_of(workers, objects).iter().map(QpEntry::of).collect();
-    qps.sort_by_key(|qp| qp.qpn);
-    Snapshot {
-        interface: info.interface.unwrap_or_default().into(),
-        port: info.name.into(),
-        mode: info.mode.into(),
-        now_ns: engine.now().0,
-        mrs: regions.map(|region| MrEntry::of(&region)).collect(),
-        qps,
-        ..Snapshot::default()
-    }
-}
-
-/// Returns the statuses of the QPs among some objects.
-pub fn statuses_of(workers: &Workers, objects: &[Object]) -> Vec<QpStatus> {
-    let qps = objects.iter().filter_map(|object| match object {
-        Object::Qp(qp) => Some(*qp),
-        _ => None,
-    });
-    let qps: Vec<_> = qps.collect();
-    qps.chunks(PIECE).flat_map(|piece| workers.qp_statuses(piece)).collect()
-}
-
-/// Number of objects read between two passes of the worker.
-const PIECE: usize = 64;
-
-/// The slot of a process among those that share a device. Numbers that the process allocates begin with it.
-#[derive(Clone, Debug)]
-pub enum DeviceSlot {
-    /// A slot in a group of sockets.
-    #[cfg(feature = "udp")]
-    Group(Arc<Member>),
-    /// A slot at a NIC that is another process.
-    Nic(Arc<Attachment>),
-}
-
-impl DeviceSlot {
-    /// The slot's number.
-    pub fn slot(&self) -> u8 {
-        match self {
-            #[cfg(feature = "udp")]
-            DeviceSlot::Group(member) => member.slot(),
-            DeviceSlot::Nic(nic) => nic.slot(),
-        }
-    }
-
-    /// The prefix of this process's QPNs; `None` if QPNs have no such prefix.
-    pub(super) fn unit(&self) -> Option<u8> {
-        match self {
-            #[cfg(feature = "udp")]
-            DeviceSlot::Group(member) => Some(member.slot()),
-            DeviceSlot::Nic(_) => None,
-        }
-    }
-
-    /// Takes the unit of another process of this user that has ended, so as to send messages to its peers under its
-    /// communication IDs.
-    ///
-    /// # Errors
-    /// If the unit is taken, or the NIC cannot be asked.
-    pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
-        match self {
-            #[cfg(feature = "udp")]
-            DeviceSlot::Group(member) => member.take_unit(unit),
-            DeviceSlot::Nic(nic) => nic.take_unit(unit),
-        }
-    }
-
-    pub(super) fn set_services(
-        &self,
-        services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
-    ) -> Result<(), Denied> {
-        match self {
-            #[cfg(feature = "udp")]
-            DeviceSlot::Group(member) => member.set_services(services),
-            DeviceSlot::Nic(nic) => nic.set_services(services),
-        }
-    }
-
-    /// Executes a request about an `rdma_cm` port number, which is shared by the processes. Returns the port number.
-    ///
-    /// # Errors
-    /// The errors of [`Roster::port`](roxie_base::roster::Roster::port); `EIO` if the roster cannot be reached.
-    pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
-        match self {
-            #[cfg(feature = "udp")]
-            DeviceSlot::Group(member) => member.port(request),
-            DeviceSlot::Nic(nic) => nic.port_number(request),
         }
     }
 }

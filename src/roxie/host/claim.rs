@@ -14,7 +14,7 @@ use roxie_port::udp::{UdpConfig, UdpPort};
 #[cfg(feature = "xdp")]
 use roxie_port::xdp::{Mode, XdpConfig, XdpError, XdpPort};
 
-use super::adapter::DeviceSlot;
+use super::device_slot::DeviceSlot;
 use super::error::OpenError;
 use super::stack::Stack;
 use roxie_port::{Carries, Port};

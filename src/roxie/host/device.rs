@@ -19,10 +19,12 @@ use roxie_port::netdev::link_speed;
 use roxie_port::undelivered::Undelivered;
 use roxie_port::{Carries, LinkChange, Port, PortInfo};
 
-use super::adapter::{Adapter, DeviceSlot, IsOfClient};
+use super::adapter::Adapter;
 use super::device_name::DeviceName;
+use super::device_slot::DeviceSlot;
 use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
+use super::inspect::IsOfClient;
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
 use super::selective_repeat::SelectiveRepeat;

@@ -41,7 +41,7 @@
 //! A program that spins on its memory while other programs compute should use [`roxie_base::allocator::Allocator`], as
 //! `roxie` and the verbs library do.
 
-pub mod adapter;
+mod adapter;
 mod ah_options;
 #[cfg(feature = "tokio")]
 mod async_cq;
@@ -52,6 +52,7 @@ mod cq;
 mod datagram;
 mod device;
 mod device_name;
+mod device_slot;
 mod error;
 mod event_log;
 mod flow;
@@ -94,7 +95,6 @@ pub use roxie_nic::nic::{
 pub use roxie_nic::shared::work_queue::Payload;
 pub use roxie_nic::shared::{Armed, HostMemory, PageList, PostError};
 
-pub use adapter::DeviceSlot;
 pub use ah_options::AhOptions;
 #[cfg(feature = "tokio")]
 pub use async_cq::AsyncCompletionQueue;
@@ -103,6 +103,7 @@ pub use cq::{CompletionQueue, WaitError};
 pub use datagram::AddressHandle;
 pub use device::{Device, DeviceConfig};
 pub use device_name::{DeviceName, DeviceNameError};
+pub use device_slot::DeviceSlot;
 pub use error::{DeviceError, OpenError, ResolveError};
 pub use flow::Flow;
 pub use gid_table::{GidEntry, GidOrder, GidTable};

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 
-#[cfg(feature = "udp")]
-use super::adapter::DeviceSlot;
 use super::claim::{Claim, PortPlan};
 use super::device::{Device, DeviceConfig};
+#[cfg(feature = "udp")]
+use super::device_slot::DeviceSlot;
 use super::error::{OpenError, ResolveError};
 use super::gid_table::GidOrder;
 use super::interface_watcher::{WatchedSources, watch};

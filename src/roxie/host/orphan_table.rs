@@ -24,9 +24,9 @@ use nix::sys::socket::{MsgFlags, recv};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::uio::pread;
 
-use super::adapter::DeviceSlot;
 use super::connections::{ConnectionService, IgnoreEvents};
 use super::device::Device;
+use super::device_slot::DeviceSlot;
 use super::error::DeviceError;
 use roxie_base::descriptors::{
     children, connect, listen, peer_of, receive_until, send, set_takes_descriptors,

@@ -9,10 +9,12 @@ use roxie_nic::nic::{Command, CongestionConfig};
 use roxie_nic::verbs::{QpIndex, Qpn};
 use roxie_port::LinkChange;
 
-use super::adapter::{Adapter, DeviceSlot, IsOfClient};
+use super::adapter::Adapter;
 use super::claim::Claim;
+use super::device_slot::DeviceSlot;
 use super::error::DeviceError;
 use super::gid_table::GidTable;
+use super::inspect::IsOfClient;
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
 use super::selective_repeat::SelectiveRepeat;

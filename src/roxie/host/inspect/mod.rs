@@ -9,20 +9,24 @@ mod attach;
 mod counters;
 mod live;
 mod look;
+mod objects;
 mod window;
 
-use super::adapter::DeviceSlot;
+use super::device_slot::DeviceSlot;
 use super::snapshot::SNAPSHOT_PROTOCOL;
 pub use super::snapshot::{
     AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, PassDurations, QpEntry, Snapshot,
 };
 use super::state::State;
+use objects::counters_of;
 use roxie_base::text::process_name;
 
 pub use attach::{AttachError, Attached, attach, user_of};
 pub use counters::CounterReader;
 pub(super) use live::LiveCapture;
 pub use look::{Look, snapshots};
+pub(super) use objects::{IsOfClient, snapshot_of_device};
+pub use objects::{snapshot_of, statuses_of};
 pub(super) use window::Window;
 
 impl State {
@@ -37,12 +41,10 @@ impl State {
         };
         // A NIC of another process reports its counters itself.
         let Some(workers) = self.adapter.workers() else { return snapshot };
-        let (info, counters) = (self.adapter.port(), workers.counters());
+        let info = self.adapter.port();
         (snapshot.interface, snapshot.port, snapshot.mode) =
             (info.interface.unwrap_or_default().into(), info.name.into(), info.mode.into());
-        for (name, value) in counters {
-            *snapshot.counters.entry(name.into()).or_default() += value;
-        }
+        snapshot.counters = counters_of(workers);
         snapshot
     }
 

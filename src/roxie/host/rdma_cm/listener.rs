@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::super::adapter::DeviceSlot;
+use super::super::device_slot::DeviceSlot;
 use super::super::pd::ProtectionDomain;
 use super::super::qp::QueuePair;
 use super::connection::{Connection, ConnectionLine, failure, set_up};
