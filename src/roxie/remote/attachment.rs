@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,12 +13,10 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use nix::unistd::geteuid;
 
 use super::arenas::Arenas;
+use super::client_form::ToClientForm;
 use super::error::AttachError;
 use super::link::Link;
-use super::message::{
-    ArenaPlace, CLIENT_PROTOCOL, ClientForm, Completions, Hello, Memory, Pages, Receives, Refusal, Reply,
-    Request, Response, Welcome, WithMessage,
-};
+use super::message::{CLIENT_PROTOCOL, Hello, Refusal, Reply, Request, Response, Welcome};
 use super::trust::{is_trusted, name_of_process};
 use roxie_base::descriptors::{children, connect, peer_of};
 use roxie_base::random::unguessable;
@@ -26,12 +24,10 @@ use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::threads::{lock, spawn_unsignalled};
 use roxie_base::time::{Nanos, monotonic};
 use roxie_engine::EventSink;
-use roxie_nic::nic::{Answer, Command, ControlError, Convert, Mapped};
+use roxie_nic::nic::{Answer, Command, ControlError};
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::{
-    CompletionRing, Doorbells, EventCounter, HostMemory, MemoryFile, PageList, RecvRing, Region, SendRing,
-};
-use roxie_nic::verbs::{Access, AsyncEvent, EventKind, Mtu, OpenXrcd, QpCaps, QpIndex};
+use roxie_nic::shared::{Doorbells, EventCounter, Region};
+use roxie_nic::verbs::{AsyncEvent, EventKind, Mtu, OpenXrcd, QpIndex};
 use roxie_port::PortInfo;
 
 /// Maximum time for a NIC to accept a connection.
@@ -415,62 +411,6 @@ impl Drop for Attachment {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other memory by its
-/// address.
-struct ToClientForm<'a> {
-    arenas: &'a Arenas,
-    /// A counter with a descriptor that goes with the message. No command has both a counter and registered memory.
-    counter: Option<EventCounter>,
-    /// A file with a descriptor that goes with the message.
-    file: Option<MemoryFile>,
-}
-
-impl ToClientForm<'_> {
-    fn place(&self, queue: &[AtomicU64]) -> Result<ArenaPlace, ControlError> {
-        self.arenas
-            .place_of(queue)
-            .ok_or(ControlError::WrongKind("a queue in memory that the NIC does not share"))
-    }
-}
-
-impl Convert<Mapped, ClientForm> for ToClientForm<'_> {
-    type Error = ControlError;
-
-    fn memory(&mut self, memory: HostMemory, _: Access) -> Result<Memory, ControlError> {
-        if memory.is_null() {
-            return Ok(Memory::Null);
-        }
-        let (address, length) = (memory.address(), memory.len() as u64);
-        self.file = memory.file();
-        Ok(match &self.file {
-            Some(file) => Memory::InFile { address, length, offset: file.offset(), is_lent: file.is_lent() },
-            None => Memory::At { address, length, on_demand: memory.is_on_demand() },
-        })
-    }
-
-    fn pages(&mut self, pages: PageList) -> Result<Pages, ControlError> {
-        Ok(Pages { place: self.place(pages.words())?, capacity: pages.capacity() })
-    }
-
-    fn completions(&mut self, ring: CompletionRing) -> Result<Completions, ControlError> {
-        Ok(Completions { place: self.place(ring.words())?, capacity: ring.capacity() })
-    }
-
-    fn counter(&mut self, counter: EventCounter) -> Result<WithMessage, ControlError> {
-        self.counter = Some(counter);
-        Ok(WithMessage)
-    }
-
-    fn sends(&mut self, ring: SendRing, _: &QpCaps) -> Result<ArenaPlace, ControlError> {
-        self.place(ring.words())
-    }
-
-    fn receives(&mut self, ring: RecvRing) -> Result<Receives, ControlError> {
-        let place = self.place(ring.words())?;
-        Ok(Receives { place, capacity: ring.capacity(), max_sge: ring.max_sge() })
     }
 }
 

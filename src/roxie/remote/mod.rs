@@ -3,6 +3,7 @@
 
 mod arenas;
 mod attachment;
+mod client_form;
 mod error;
 pub mod link;
 pub mod message;
