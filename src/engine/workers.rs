@@ -335,11 +335,6 @@ impl Workers {
         qps.chunk_by(|a, b| a.place() >> QP_BITS == b.place() >> QP_BITS).flat_map(of_worker).collect()
     }
 
-    /// Returns the first error of a worker's link, once.
-    pub fn take_link_error(&self) -> Option<io::Error> {
-        self.engines.iter().find_map(Engine::take_link_error)
-    }
-
     /// Returns the counters of all workers, summed up by name.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum = self.engines[0].inspect(super::Worker::counters);

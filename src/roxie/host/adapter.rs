@@ -6,17 +6,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::error::DeviceError;
 use super::inspect::{IsOfClient, Snapshot, snapshot_of_device};
 use crate::remote::{Attachment, polling};
 use roxie_base::time::Nanos;
-use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
-use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError};
+use roxie_engine::{EventSink, Progress, Wait, WaitSet, Workers};
+use roxie_nic::nic::{Answer, Command, ControlError};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
-use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
-use roxie_port::netdev::RouteKey;
-use roxie_port::undelivered::Undelivered;
-use roxie_port::{LinkChange, Port, PortInfo};
+use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
+use roxie_port::PortInfo;
 
 /// The engine behind a device.
 #[derive(Debug)]
@@ -34,11 +31,6 @@ impl Adapter {
             Adapter::Own(workers) => Some(workers),
             Adapter::Shared(_) => None,
         }
-    }
-
-    /// Returns the first worker's engine, if it is in this process.
-    pub(crate) fn engine(&self) -> Option<&Engine> {
-        self.workers().map(Workers::first)
     }
 
     pub(crate) fn dispatch(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
@@ -183,60 +175,11 @@ impl Adapter {
         }
     }
 
-    pub(super) fn set_ports(&self, ports: Vec<Box<dyn Port>>, are_copied: bool) -> io::Result<()> {
-        match self {
-            Adapter::Own(workers) => workers.set_ports(ports, are_copied),
-            Adapter::Shared(_) => Err(io::Error::other("the port is the NIC's, which is another process")),
-        }
-    }
-
-    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer
-    /// fit, and the new largest path MTU. A remote NIC follows the link by itself.
-    pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
-        let Adapter::Own(workers) = self else { return Ok((0, self.largest_mtu())) };
-        let mut failed = 0;
-        for engine in workers.all() {
-            let followed = engine.follow(change.clone()).ok_or(ControlError::DeviceFatal)?;
-            let system = |source| DeviceError::System { what: "following a change of the link", source };
-            failed += followed.map_err(system)?;
-        }
-        Ok((failed, self.largest_mtu()))
-    }
-
-    /// Sets the MAC address of the next hop on a VLAN (0: on none), along the route of `key`.
-    pub(super) fn set_next_hop(&self, vlan: u16, key: RouteKey, mac: [u8; 6]) {
-        let has_next_hop = move |av: &AddressVector| {
-            let route = RouteKey::new(av.sgid.to_ip(), av.dgid.to_ip(), av.traffic_class);
-            route == key && av.encapsulation.vlan == vlan
-        };
-        for engine in self.workers().iter().flat_map(|workers| workers.all()) {
-            engine.adjust(move |worker| worker.set_next_hop(has_next_hop, mac));
-        }
-    }
-
-    /// Returns the congestion configuration; the default for a remote NIC.
-    pub(super) fn congestion(&self) -> CongestionConfig {
-        self.engine().map_or_else(CongestionConfig::default, |engine| {
-            engine.inspect(|worker| worker.nic().congestion().clone())
-        })
-    }
-
-    /// True if another QP can be made without another unit of QPNs. One of several workers has one unit.
-    #[cfg(feature = "udp")]
-    pub(super) fn has_room_for_qp(&self) -> bool {
-        let [engine] = self.workers().map_or(&[][..], Workers::all) else { return true };
-        engine.inspect(|worker| worker.nic().has_room_for_qp())
-    }
-
     pub(super) fn port(&self) -> PortInfo {
         match self {
             Adapter::Own(workers) => workers.first().port(),
             Adapter::Shared(nic) => nic.port(),
         }
-    }
-
-    pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
-        self.engine().map_or(Ok(None), |engine| engine.inspect(|worker| worker.port().undelivered()))
     }
 
     pub(super) fn largest_mtu(&self) -> Mtu {
@@ -251,10 +194,6 @@ impl Adapter {
             Adapter::Own(workers) => workers.counters(),
             Adapter::Shared(nic) => nic.counters(),
         }
-    }
-
-    pub(super) fn take_link_error(&self) -> Option<io::Error> {
-        self.workers().and_then(Workers::take_link_error)
     }
 
     /// Returns the device's snapshot, without objects that belong to `others`.

@@ -214,7 +214,7 @@ impl Device {
 
     /// Returns the congestion configuration.
     pub fn congestion(&self) -> CongestionConfig {
-        self.inner.adapter.congestion()
+        self.inner.congestion()
     }
 
     /// Claims the interface if it is not claimed yet: frames are sent and received from now on. The first queue pair
@@ -225,13 +225,14 @@ impl Device {
     pub fn claim(&self) -> Result<(), DeviceError> {
         let mut pending = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(claim) = &*pending else { return Ok(()) };
-        let workers = self.workers().map_or(1, |workers| workers.all().len());
-        let opened = claim.open(self.port().mac, workers).map_err(|e| DeviceError::Claim(Box::new(e)))?;
+        // A NIC of another process has claimed the interface itself.
+        let Some(workers) = self.workers() else { return Ok(()) };
+        let opened =
+            claim.open(self.port().mac, workers.all().len()).map_err(|e| DeviceError::Claim(Box::new(e)))?;
         let (ports, slots): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
         // The kernel gives each socket of a group a copy; an AF_XDP socket gets what arrives at its queue.
         let are_copied = slots.iter().any(Option::is_some);
-        self.inner
-            .adapter
+        workers
             .set_ports(ports, are_copied)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
         *pending = None;
@@ -280,7 +281,7 @@ impl Device {
 
     /// The first worker's engine, if it is in this process.
     pub fn engine(&self) -> Option<&Engine> {
-        self.inner.adapter.engine()
+        self.inner.engines().first()
     }
 
     /// The maximum numbers and sizes of objects.
@@ -306,7 +307,9 @@ impl Device {
     #[cfg(feature = "udp")]
     fn take_unit_for_qp(&self) -> Result<(), DeviceError> {
         let Some(DeviceSlot::Group(member)) = self.slot() else { return Ok(()) };
-        if self.inner.adapter.has_room_for_qp() {
+        // One of several workers has one unit.
+        let [engine] = self.inner.engines() else { return Ok(()) };
+        if engine.inspect(|worker| worker.nic().has_room_for_qp()) {
             return Ok(());
         }
         let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
@@ -326,7 +329,7 @@ impl Device {
 
     /// Opens the receiver of reports about undelivered datagrams. `None`: the port has none.
     pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
-        self.inner.adapter.undelivered()
+        self.engine().map_or(Ok(None), |engine| engine.inspect(|worker| worker.port().undelivered()))
     }
 
     /// The largest path MTU that the link carries.
@@ -430,11 +433,7 @@ impl Device {
 
     /// Returns the link's first error, once.
     pub fn take_link_error(&self) -> Option<io::Error> {
-        self.inner.adapter.take_link_error()
-    }
-
-    pub(super) fn adapter(&self) -> &Adapter {
-        &self.inner.adapter
+        self.inner.engines().iter().find_map(Engine::take_link_error)
     }
 
     pub(super) fn execute(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {

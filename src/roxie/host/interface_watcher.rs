@@ -158,7 +158,7 @@ impl Run {
             Change::Gone => {
                 device.has_lost_interface.store(true, Relaxed);
                 // A NIC in another process follows the interface, too, and reports this to its clients.
-                if device.adapter.engine().is_some() {
+                if device.adapter.workers().is_some() {
                     device.adapter.raise(AsyncEvent::Device(EventKind::DeviceFatal));
                 }
                 EventKind::PortError
@@ -179,7 +179,7 @@ impl Run {
             moved.extend(neighbours.poll_all(interface));
         }
         for (key, mac) in moved {
-            device.adapter.set_next_hop(0, key, mac);
+            device.set_next_hop(0, key, mac);
         }
         if let Some(vlans) = &self.sources.vlans {
             vlans.follow_neighbours(device, again);

@@ -152,7 +152,7 @@ impl State {
     /// Tells the NIC its GIDs, unless it needs none: they are all plain and were, the kernel tags, or another process
     /// has the NIC.
     pub(super) fn set_gids_of_nic(&self) -> Result<(), DeviceError> {
-        let Some(engine) = self.adapter.engine() else { return Ok(()) };
+        let Some(engine) = self.engines().first() else { return Ok(()) };
         let gids: Vec<LocalGid> = self.gids.read().unwrap_or_else(PoisonError::into_inner).locals().collect();
         let are_plain = gids.iter().all(|local| local.encapsulation.is_plain());
         let known = engine.inspect(|worker| worker.nic().has_gids());

@@ -223,7 +223,7 @@ impl Device {
     }
 
     fn xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<XrcDomain, DeviceError> {
-        match self.adapter().open_xrcd(open, file)? {
+        match self.inner.adapter.open_xrcd(open, file)? {
             Answer::Xrcd(id) => Ok(XrcDomain { inner: Arc::new(XrcdInner { device: self.clone(), id }) }),
             other => unexpected(&other),
         }

@@ -5,9 +5,11 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use roxie_nic::nic::{Command, CongestionConfig};
-use roxie_nic::verbs::{QpIndex, Qpn};
+use roxie_engine::{Engine, Workers};
+use roxie_nic::nic::{Command, CongestionConfig, ControlError};
+use roxie_nic::verbs::{AddressVector, QpIndex, Qpn};
 use roxie_port::LinkChange;
+use roxie_port::netdev::RouteKey;
 
 use super::adapter::Adapter;
 use super::claim::Claim;
@@ -70,13 +72,25 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
+    /// The engines of the device's workers; none if the NIC is another process.
+    pub(super) fn engines(&self) -> &[Engine] {
+        self.adapter.workers().map_or(&[], Workers::all)
+    }
+
+    /// Returns the congestion configuration; the default for a NIC in another process.
+    pub(super) fn congestion(&self) -> CongestionConfig {
+        self.engines().first().map_or_else(CongestionConfig::default, |engine| {
+            engine.inspect(|worker| worker.nic().congestion().clone())
+        })
+    }
+
     /// Applies the congestion control file if it has changed. Reports an invalid file.
     pub(super) fn read_control(&self) {
         let mut file = self.control_file.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = &mut *file else { return };
         match file.read() {
             Ok(Some(control)) => {
-                let before = self.adapter.congestion();
+                let before = self.congestion();
                 let config = CongestionConfig { control, ..before };
                 // A device that has failed reports it itself.
                 let _ = self.adapter.dispatch(Command::SetCongestion(Box::new(config)));
@@ -91,9 +105,13 @@ impl State {
         self.control_file.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Implements [`Device::follow_link`](super::Device::follow_link).
+    /// Implements [`Device::follow_link`](super::Device::follow_link). A NIC in another process follows by itself.
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
-        let (failed, largest) = self.adapter.follow_link(change)?;
+        let system = |source| DeviceError::System { what: "following a change of the link", source };
+        let mut failed = 0;
+        for engine in self.engines() {
+            failed += engine.follow(change.clone()).ok_or(ControlError::DeviceFatal)?.map_err(system)?;
+        }
         if let LinkChange::Mtu(mtu) = change
             && failed > 0
         {
@@ -101,9 +119,20 @@ impl State {
                 "{}: the link MTU is {mtu} now: {failed} QPs of a larger path MTU are in the error state; \
                  connect them again with a path MTU of {} at most, or raise the link MTU",
                 self.name,
-                largest.bytes()
+                self.adapter.largest_mtu().bytes()
             );
         }
         Ok(())
+    }
+
+    /// Sets the MAC address of the next hop on a VLAN (0: on none), along the route of `key`.
+    pub(super) fn set_next_hop(&self, vlan: u16, key: RouteKey, mac: [u8; 6]) {
+        let has_next_hop = move |av: &AddressVector| {
+            let route = RouteKey::new(av.sgid.to_ip(), av.dgid.to_ip(), av.traffic_class);
+            route == key && av.encapsulation.vlan == vlan
+        };
+        for engine in self.engines() {
+            engine.adjust(move |worker| worker.set_next_hop(has_next_hop, mac));
+        }
     }
 }

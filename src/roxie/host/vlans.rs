@@ -102,7 +102,7 @@ impl VlanFollower {
                 moved.extend(of.neighbours.poll_all(&interface));
             }
             for (key, mac) in moved {
-                device.adapter.set_next_hop(vlan, key, mac);
+                device.set_next_hop(vlan, key, mac);
             }
         }
     }

@@ -23,7 +23,7 @@ use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use crate::host::state::State;
 use roxie_base::descriptors::{children, peer_of, send_with};
 use roxie_base::random::unguessable;
-use roxie_engine::{Engine, Workers};
+use roxie_engine::Engine;
 use roxie_port::pcap::{Progress, Recorder};
 
 /// Maximum time for a reader to take what is queued when the capture ends.
@@ -121,9 +121,10 @@ impl LiveCapture {
                 "process {reader} captures its frames already, and there is one capture at a time"
             ));
         }
-        let Some(workers) = device.adapter.workers() else {
+        let engines = device.engines();
+        if engines.is_empty() {
             return Err("its NIC is another process (`roxie nic`), whose frames can be captured".to_owned());
-        };
+        }
         let failed = |error: io::Error| format!("no thread for a capture: {error}");
         // A smaller buffer only takes more system calls.
         let _ = setsockopt(reader, sockopt::SndBuf, &SEND_BUFFER);
@@ -134,7 +135,6 @@ impl LiveCapture {
             Recorder::live(&interface, Out { stream: out, allowed: Some(allowed) }, snap_length)
                 .map_err(failed)?;
         let progress = recorder.progress();
-        let engines = workers.all();
         for (engine, recorder) in engines.iter().zip(recorder.for_ports(engines.len())) {
             if let Some(recorder) = engine.attach_capture(recorder) {
                 detach(device);
@@ -258,8 +258,7 @@ impl Drop for Running {
 
 /// Ends the capture of all workers, and then the stream.
 fn detach(device: &State) {
-    let engines = device.adapter.workers().map_or(&[][..], Workers::all);
-    let recorders: Vec<_> = engines.iter().filter_map(Engine::detach_capture).collect();
+    let recorders: Vec<_> = device.engines().iter().filter_map(Engine::detach_capture).collect();
     recorders.into_iter().for_each(Recorder::close);
 }
 
