@@ -30,6 +30,7 @@
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
+mod adapter;
 mod combining_lock;
 mod control;
 mod copying;
@@ -55,6 +56,7 @@ mod worker;
 mod worker_port;
 mod workers;
 
+pub use adapter::Adapter;
 pub use control::{Answered, Request, Visit};
 pub use pass_times::PassTimes;
 pub use progress::Progress;

@@ -10,17 +10,18 @@
 //! regions), raw packet QPs, and queues that change their size are refused on several workers.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use roxie_base::time::{Clock, Nanos};
 use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, Nic, NicConfig, Object, QpStatus};
-use roxie_nic::shared::Doorbells;
-use roxie_nic::verbs::{AsyncEvent, PdId, QpIndex, QpInit, QpType, SrqKind};
-use roxie_port::Port;
+use roxie_nic::shared::{CompletionRing, Doorbells, HostMemory, Region};
+use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, PdId, QpIndex, QpInit, QpType, SrqKind};
+use roxie_port::{Port, PortInfo};
 
 use super::siblings::{Shares, Siblings};
-use super::{Drive, Engine, EventSink, Progress, Wait, WaitSet};
+use super::{Adapter, Drive, Engine, EventSink, Progress, Wait, WaitSet};
 
 /// Base-2 logarithm of the QPs of one of several workers: as many as a unit of QPNs has.
 const QP_BITS: u32 = 12;
@@ -138,16 +139,6 @@ impl Workers {
         (self.engines.get(worker).unwrap_or(&self.engines[0]), QpIndex(qp.0 - ((worker as u32) << QP_BITS)))
     }
 
-    /// Executes a command at the workers that it concerns, and blocks until its answer.
-    ///
-    /// # Errors
-    /// The errors of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if
-    /// several workers do not have the object.
-    pub fn call_worker(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
-        let command = command.into();
-        if self.is_one() { self.engines[0].call(command) } else { self.call_several(command) }
-    }
-
     fn call_several(&self, mut command: Command) -> Result<Answer, ControlError> {
         let mut next = self.lock();
         if let Some(qp) = command.qp_mut() {
@@ -230,81 +221,6 @@ impl Workers {
         Ok(())
     }
 
-    /// The time on the device's clock, in ns.
-    pub fn now(&self) -> Nanos {
-        self.engines[0].now()
-    }
-
-    /// True if a pass of a worker panicked.
-    pub fn is_dead(&self) -> bool {
-        self.engines.iter().any(Engine::is_dead)
-    }
-
-    /// Sends the new work requests of a QP: see [`Engine::ring_doorbell`].
-    pub fn ring_worker(&self, qp: QpIndex, outstanding: u32, posts: u32) {
-        let (engine, qp) = self.at(qp);
-        engine.ring_doorbell(qp, outstanding, posts);
-    }
-
-    /// Notifies a QP's worker of a posted receive.
-    pub fn ring(&self, qp: QpIndex) {
-        let (engine, qp) = self.at(qp);
-        engine.doorbells().ring(qp);
-    }
-
-    /// Runs a pass of each worker that callers drive: see [`Engine::caller_pass_until`].
-    pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
-        let passes = self.engines.iter().map(|engine| engine.caller_pass_until(&has_come));
-        passes.reduce(|all, one| all.plus(&one)).unwrap_or_default()
-    }
-
-    /// A caller has armed a completion queue: see [`Engine::armed`].
-    pub fn armed(&self, set: &WaitSet) {
-        self.engines[0].armed(set);
-    }
-
-    /// Prepares a caller to sleep: see [`Engine::begin_wait`].
-    pub fn begin_wait(&self, set: &WaitSet) -> Wait {
-        self.engines[0].begin_wait(set)
-    }
-
-    /// Ends a sleep: see [`Engine::end_wait`].
-    pub fn end_wait(&self, rang: bool) {
-        self.engines[0].end_wait(rang);
-    }
-
-    /// Hands polling over to the engine thread: see [`Engine::step_aside`].
-    pub fn step_aside(&self) {
-        self.engines[0].step_aside();
-    }
-
-    /// Sends what is posted and owed before the process ends: see [`Engine::send_last`].
-    pub fn send_last(&self, limit: Duration) {
-        self.engines.iter().for_each(|engine| engine.send_last(limit));
-    }
-
-    /// Passes future events to `sink`. False: a sink is already set.
-    pub fn set_event_sink(&self, sink: EventSink) -> bool {
-        if self.is_one() {
-            return self.engines[0].set_event_sink(sink);
-        }
-        let sink = Arc::new(Mutex::new(sink));
-        let set = |(worker, engine): (u32, &Engine)| {
-            let sink = Arc::clone(&sink);
-            engine.set_event_sink(Box::new(move |event| {
-                sink.lock().unwrap_or_else(PoisonError::into_inner)(event_of_device(worker, event));
-            }))
-        };
-        (0..).zip(&self.engines).all(set)
-    }
-
-    /// Returns the next asynchronous event, if any.
-    pub fn event(&self) -> Option<AsyncEvent> {
-        let of =
-            |(worker, engine): (u32, &Engine)| engine.event().map(|event| event_of_device(worker, event));
-        (0..).zip(&self.engines).find_map(of)
-    }
-
     /// Returns the names of all QPs, memory regions and memory windows.
     pub fn names(&self) -> Vec<Object> {
         let mut names = names_of(&self.engines[0]);
@@ -334,9 +250,91 @@ impl Workers {
         };
         qps.chunk_by(|a, b| a.place() >> QP_BITS == b.place() >> QP_BITS).flat_map(of_worker).collect()
     }
+}
+
+impl Adapter for Workers {
+    /// Executes a command at the workers that it concerns. [`ControlError::WrongKind`] if several workers do not have
+    /// the object.
+    fn call(&self, command: Command) -> Result<Answer, ControlError> {
+        if self.is_one() { self.engines[0].call(command) } else { self.call_several(command) }
+    }
+
+    fn open_xrcd(&self, open: OpenXrcd, _file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
+        self.call(Command::OpenXrcd(open))
+    }
+
+    fn region(&self, words: usize) -> io::Result<Arc<Region>> {
+        Region::new(words)
+    }
+
+    fn memory(&self, length: usize) -> io::Result<HostMemory> {
+        HostMemory::allocate(length)
+    }
+
+    fn ring_doorbell(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+        let (engine, qp) = self.at(qp);
+        engine.ring_doorbell(qp, outstanding, posts);
+    }
+
+    fn ring_for_receive(&self, qp: QpIndex) {
+        let (engine, qp) = self.at(qp);
+        engine.doorbells().ring(qp);
+    }
+
+    /// Runs a pass of each worker that callers drive.
+    fn caller_pass(&self) -> Progress {
+        let passes = self.engines.iter().map(Engine::caller_pass);
+        passes.reduce(|all, one| all.plus(&one)).unwrap_or_default()
+    }
+
+    fn after_empty_poll(&self, _: CqIndex, has_come: &dyn Fn() -> bool, _: &dyn Fn() -> CompletionRing) {
+        for engine in &self.engines {
+            engine.caller_pass_until(has_come);
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        self.engines[0].now()
+    }
+
+    fn is_dead(&self) -> bool {
+        self.engines.iter().any(Engine::is_dead)
+    }
+
+    fn set_event_sink(&self, sink: EventSink) -> bool {
+        if self.is_one() {
+            return self.engines[0].set_event_sink(sink);
+        }
+        let sink = Arc::new(Mutex::new(sink));
+        let set = |(worker, engine): (u32, &Engine)| {
+            let sink = Arc::clone(&sink);
+            engine.set_event_sink(Box::new(move |event| {
+                sink.lock().unwrap_or_else(PoisonError::into_inner)(event_of_device(worker, event));
+            }))
+        };
+        (0..).zip(&self.engines).all(set)
+    }
+
+    fn event(&self) -> Option<AsyncEvent> {
+        let of =
+            |(worker, engine): (u32, &Engine)| engine.event().map(|event| event_of_device(worker, event));
+        (0..).zip(&self.engines).find_map(of)
+    }
+
+    fn raise(&self, event: AsyncEvent) {
+        self.engines[0].adjust(move |worker| worker.raise(event));
+    }
+
+    fn port(&self) -> PortInfo {
+        self.engines[0].port()
+    }
+
+    fn largest_mtu(&self) -> Mtu {
+        self.engines[0].largest_mtu()
+    }
 
     /// Returns the counters of all workers, summed up by name.
-    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+    fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum = self.engines[0].inspect(super::Worker::counters);
         for engine in &self.engines[1..] {
             for ((name, sum), (other, value)) in sum.iter_mut().zip(engine.inspect(super::Worker::counters)) {
@@ -345,6 +343,30 @@ impl Workers {
             }
         }
         sum
+    }
+
+    fn workers(&self) -> Option<&Workers> {
+        Some(self)
+    }
+
+    fn armed(&self, set: &WaitSet) {
+        self.engines[0].armed(set);
+    }
+
+    fn begin_wait(&self, set: &WaitSet) -> Wait {
+        self.engines[0].begin_wait(set)
+    }
+
+    fn end_wait(&self, rang: bool) {
+        self.engines[0].end_wait(rang);
+    }
+
+    fn step_aside(&self) {
+        self.engines[0].step_aside();
+    }
+
+    fn send_last(&self, limit: Duration) {
+        self.engines.iter().for_each(|engine| engine.send_last(limit));
     }
 }
 

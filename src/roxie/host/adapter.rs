@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::inspect::{IsOfClient, Snapshot, snapshot_of_device};
 use crate::remote::{Attachment, polling};
 use roxie_base::time::Nanos;
+use roxie_engine::Adapter as _;
 use roxie_engine::{EventSink, Progress, Wait, WaitSet, Workers};
 use roxie_nic::nic::{Answer, Command, ControlError};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
@@ -35,7 +36,7 @@ impl Adapter {
 
     pub(crate) fn dispatch(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(workers) => workers.call_worker(command),
+            Adapter::Own(workers) => workers.call(command.into()),
             Adapter::Shared(nic) => nic.send_command(command),
         }
     }
@@ -47,7 +48,7 @@ impl Adapter {
         file: Option<BorrowedFd<'_>>,
     ) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(workers) => workers.call_worker(Command::OpenXrcd(open)),
+            Adapter::Own(workers) => workers.open_xrcd(open, file),
             Adapter::Shared(nic) => nic.open_xrcd(open, file),
         }
     }
@@ -55,7 +56,7 @@ impl Adapter {
     /// Returns zeroed memory of `words` 64-bit words for a queue.
     pub(super) fn region(&self, words: usize) -> io::Result<Arc<Region>> {
         match self {
-            Adapter::Own(_) => Region::new(words),
+            Adapter::Own(workers) => workers.region(words),
             Adapter::Shared(nic) => nic.region(words),
         }
     }
@@ -63,7 +64,7 @@ impl Adapter {
     /// Zeroed memory to be registered: a NIC in another process maps it as well, where the system has the means.
     pub(crate) fn memory(&self, length: usize) -> io::Result<HostMemory> {
         match self {
-            Adapter::Own(_) => HostMemory::allocate(length),
+            Adapter::Own(workers) => workers.memory(length),
             Adapter::Shared(_) => HostMemory::lent(length).or_else(|_| HostMemory::allocate(length)),
         }
     }
@@ -84,7 +85,7 @@ impl Adapter {
 
     pub(super) fn announce_work(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         match self {
-            Adapter::Own(workers) => workers.ring_worker(qp, outstanding, posts),
+            Adapter::Own(workers) => workers.ring_doorbell(qp, outstanding, posts),
             Adapter::Shared(nic) => nic.ring_doorbell(qp),
         }
     }
@@ -92,7 +93,7 @@ impl Adapter {
     /// Notifies the NIC of a posted receive, for a QP that asked for it.
     pub(super) fn posted_receive(&self, qp: QpIndex) {
         match self {
-            Adapter::Own(workers) => workers.ring(qp),
+            Adapter::Own(workers) => workers.ring_for_receive(qp),
             Adapter::Shared(nic) => nic.ring_doorbell(qp),
         }
     }
@@ -100,7 +101,7 @@ impl Adapter {
     /// Runs a pass without waiting for a completion. With a remote NIC, yields the processor to it.
     pub(super) fn caller_pass(&self) -> Progress {
         match self {
-            Adapter::Own(workers) => workers.caller_pass_until(|| false),
+            Adapter::Own(workers) => workers.caller_pass(),
             Adapter::Shared(_) => {
                 thread::yield_now();
                 Progress::default()
@@ -112,11 +113,11 @@ impl Adapter {
     pub(super) fn after_empty_poll(
         &self,
         cq: CqIndex,
-        has_come: impl Fn() -> bool,
-        ring: impl FnOnce() -> CompletionRing,
+        has_come: &dyn Fn() -> bool,
+        ring: &dyn Fn() -> CompletionRing,
     ) {
         match self {
-            Adapter::Own(workers) => drop(workers.caller_pass_until(has_come)),
+            Adapter::Own(workers) => workers.after_empty_poll(cq, has_come, ring),
             Adapter::Shared(_) => polling::after_empty_poll(cq, ring),
         }
     }
@@ -170,21 +171,21 @@ impl Adapter {
 
     pub(super) fn raise(&self, event: AsyncEvent) {
         match self {
-            Adapter::Own(workers) => drop(workers.first().adjust(move |worker| worker.raise(event))),
+            Adapter::Own(workers) => workers.raise(event),
             Adapter::Shared(nic) => nic.raise(event),
         }
     }
 
     pub(super) fn port(&self) -> PortInfo {
         match self {
-            Adapter::Own(workers) => workers.first().port(),
+            Adapter::Own(workers) => workers.port(),
             Adapter::Shared(nic) => nic.port(),
         }
     }
 
     pub(super) fn largest_mtu(&self) -> Mtu {
         match self {
-            Adapter::Own(workers) => workers.first().largest_mtu(),
+            Adapter::Own(workers) => workers.largest_mtu(),
             Adapter::Shared(nic) => nic.largest_mtu(),
         }
     }

@@ -120,11 +120,8 @@ impl CompletionQueue {
     pub fn turn(&self) {
         let inner = &self.inner;
         let has_completions = || lock(&inner.ring).ring.has_completions();
-        inner
-            .device
-            .inner
-            .adapter
-            .after_empty_poll(inner.index, has_completions, || lock(&inner.ring).ring.clone());
+        let ring = || lock(&inner.ring).ring.clone();
+        inner.device.inner.adapter.after_empty_poll(inner.index, &has_completions, &ring);
     }
 
     /// Hands polling over to the engine thread: the caller is about to wait.

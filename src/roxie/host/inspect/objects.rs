@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{MrEntry, PassDurations, QpEntry, Snapshot};
 use roxie_base::text::Foreign;
-use roxie_engine::Workers;
+use roxie_engine::{Adapter, Workers};
 use roxie_nic::nic::{Nic, Object, QpStatus};
 
 /// Tests whether an object of a NIC belongs to another process, which reports it itself.
