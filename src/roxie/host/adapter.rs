@@ -3,11 +3,10 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use super::inspect::{IsOfClient, Snapshot, snapshot_of_device};
-use crate::remote::{Attachment, polling};
+use crate::remote::Attachment;
 use roxie_base::time::Nanos;
 use roxie_engine::Adapter as _;
 use roxie_engine::{EventSink, Progress, Wait, WaitSet, Workers};
@@ -37,7 +36,7 @@ impl Adapter {
     pub(crate) fn dispatch(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         match self {
             Adapter::Own(workers) => workers.call(command.into()),
-            Adapter::Shared(nic) => nic.send_command(command),
+            Adapter::Shared(nic) => nic.call(command.into()),
         }
     }
 
@@ -65,7 +64,7 @@ impl Adapter {
     pub(crate) fn memory(&self, length: usize) -> io::Result<HostMemory> {
         match self {
             Adapter::Own(workers) => workers.memory(length),
-            Adapter::Shared(_) => HostMemory::lent(length).or_else(|_| HostMemory::allocate(length)),
+            Adapter::Shared(nic) => nic.memory(length),
         }
     }
 
@@ -79,14 +78,14 @@ impl Adapter {
     pub(super) fn is_dead(&self) -> bool {
         match self {
             Adapter::Own(workers) => workers.is_dead(),
-            Adapter::Shared(nic) => nic.has_ended(),
+            Adapter::Shared(nic) => nic.is_dead(),
         }
     }
 
     pub(super) fn announce_work(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         match self {
             Adapter::Own(workers) => workers.ring_doorbell(qp, outstanding, posts),
-            Adapter::Shared(nic) => nic.ring_doorbell(qp),
+            Adapter::Shared(nic) => nic.ring_doorbell(qp, outstanding, posts),
         }
     }
 
@@ -94,7 +93,7 @@ impl Adapter {
     pub(super) fn posted_receive(&self, qp: QpIndex) {
         match self {
             Adapter::Own(workers) => workers.ring_for_receive(qp),
-            Adapter::Shared(nic) => nic.ring_doorbell(qp),
+            Adapter::Shared(nic) => nic.ring_for_receive(qp),
         }
     }
 
@@ -102,10 +101,7 @@ impl Adapter {
     pub(super) fn caller_pass(&self) -> Progress {
         match self {
             Adapter::Own(workers) => workers.caller_pass(),
-            Adapter::Shared(_) => {
-                thread::yield_now();
-                Progress::default()
-            }
+            Adapter::Shared(nic) => nic.caller_pass(),
         }
     }
 
@@ -118,7 +114,7 @@ impl Adapter {
     ) {
         match self {
             Adapter::Own(workers) => workers.after_empty_poll(cq, has_come, ring),
-            Adapter::Shared(_) => polling::after_empty_poll(cq, ring),
+            Adapter::Shared(nic) => nic.after_empty_poll(cq, has_come, ring),
         }
     }
 
@@ -202,7 +198,7 @@ impl Adapter {
         match self {
             Adapter::Own(workers) => snapshot_of_device(workers, others),
             Adapter::Shared(nic) => {
-                nic.snapshot().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+                nic.served_snapshot().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
             }
         }
     }

@@ -11,6 +11,7 @@ use crate::remote::Attachment;
 use roxie_base::limits::Limits;
 use roxie_base::random::unguessable;
 use roxie_base::time::Nanos;
+use roxie_engine::Adapter as _;
 use roxie_engine::{Drive, Engine, EventSink, Workers};
 use roxie_nic::congestion::Rate;
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};

@@ -16,6 +16,7 @@ use super::stack::Stack;
 use super::vlans::VlanFollower;
 use super::watched_interface::Live;
 use crate::remote::Attachment;
+use roxie_engine::Adapter;
 use roxie_nic::nic::CongestionConfig;
 use roxie_port::Port;
 use roxie_port::memory::{self, MemoryConfig};

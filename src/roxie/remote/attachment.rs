@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -17,17 +17,18 @@ use super::client_form::ToClientForm;
 use super::error::AttachError;
 use super::link::Link;
 use super::message::{CLIENT_PROTOCOL, Hello, Refusal, Reply, Request, Response, Welcome};
+use super::polling;
 use super::trust::{is_trusted, name_of_process};
 use roxie_base::descriptors::{children, connect, peer_of};
 use roxie_base::random::unguessable;
 use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::threads::{lock, spawn_unsignalled};
 use roxie_base::time::{Nanos, monotonic};
-use roxie_engine::EventSink;
+use roxie_engine::{Adapter, EventSink, Progress};
 use roxie_nic::nic::{Answer, Command, ControlError};
 use roxie_nic::shared::remote_memory::RemoteMemory;
-use roxie_nic::shared::{Doorbells, EventCounter, Region};
-use roxie_nic::verbs::{AsyncEvent, EventKind, Mtu, OpenXrcd, QpIndex};
+use roxie_nic::shared::{CompletionRing, Doorbells, EventCounter, HostMemory, Region};
+use roxie_nic::verbs::{AsyncEvent, CqIndex, EventKind, Mtu, OpenXrcd, QpIndex};
 use roxie_port::PortInfo;
 
 /// Maximum time for a NIC to accept a connection.
@@ -225,38 +226,20 @@ impl Attachment {
         }
     }
 
-    fn request(&self, request: &Request) -> Result<Response, ControlError> {
-        self.request_with(request, &[])
-    }
-
-    /// Executes a command and waits for the answer.
-    ///
-    /// # Errors
-    /// As the command's; [`ControlError::DeviceFatal`] if the NIC has ended.
-    pub fn send_command(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
-        let mut by = ToClientForm { arenas: &self.arenas, counter: None, file: None };
-        let request = match command.into() {
-            // Records contain state that only the NIC's process has.
-            Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
-            command if command.is_for_the_device() => {
-                let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
-                return Err(ControlError::Refused { errno: libc::EPERM, why });
-            }
-            Command::Memory(command) => Request::Memory(command.convert(&mut by)?),
-            command => Request::Command(command),
-        };
-        let ToClientForm { counter, file, .. } = by;
-        let fds: Vec<BorrowedFd<'_>> =
-            counter.iter().map(AsFd::as_fd).chain(file.iter().map(AsFd::as_fd)).collect();
-        match self.request_with(&request, &fds)? {
-            Response::Answer(answer) => {
-                if let Some(counter) = counter.clone() {
-                    self.remember(counter);
-                }
-                Ok(answer)
-            }
+    fn answer_of(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, ControlError> {
+        match self.request_with(request, fds)? {
+            Response::Answer(answer) => Ok(answer),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// True if the NIC has ended or closed the connection.
+    fn has_ended(&self) -> bool {
+        self.state.has_ended.load(Relaxed)
+    }
+
+    fn request(&self, request: &Request) -> Result<Response, ControlError> {
+        self.request_with(request, &[])
     }
 
     /// Adds a counter that is raised if the NIC ends.
@@ -267,86 +250,9 @@ impl Attachment {
         counters.push(counter);
     }
 
-    /// Returns zeroed memory for a queue, shared with the NIC.
-    ///
-    /// # Errors
-    /// If there is no memory, or the NIC's bound for this process is reached.
-    pub fn region(&self, words: usize) -> io::Result<Arc<Region>> {
-        self.arenas.take(words, |size, fd| {
-            let request = Request::Arena { words: size as u64 };
-            self.request_with(&request, &[fd.as_fd()])
-                .map(drop)
-                .map_err(|error| io::Error::other(error.to_string()))
-        })
-    }
-
-    /// Rings for new work requests of a QP.
-    pub fn ring_doorbell(&self, qp: QpIndex) {
-        self.bells.ring(qp);
-    }
-
-    /// The time on the NIC's clock.
-    pub fn now(&self) -> Nanos {
-        Nanos(monotonic().saturating_sub(self.welcome.epoch))
-    }
-
-    /// True if the NIC has ended or closed the connection.
-    pub fn has_ended(&self) -> bool {
-        self.state.has_ended.load(Relaxed)
-    }
-
     /// The process's slot at the NIC, with which its communication IDs begin.
     pub fn slot(&self) -> u8 {
         self.welcome.slot
-    }
-
-    /// Passes all later events to `sink`. Returns false if there is a sink already.
-    pub fn set_event_sink(&self, sink: EventSink) -> bool {
-        self.state.sink.set(Mutex::new(sink)).is_ok()
-    }
-
-    /// Takes the next asynchronous event, if one is waiting and there is no sink.
-    pub fn event(&self) -> Option<AsyncEvent> {
-        self.unseen.try_recv().ok()
-    }
-
-    /// Reports an event that this process has detected itself.
-    pub fn raise(&self, event: AsyncEvent) {
-        self.state.raise(event);
-    }
-
-    /// Returns the description of the NIC's link. If the NIC has ended, the last one known.
-    pub fn port(&self) -> PortInfo {
-        if let Ok(Response::Port(info)) = self.request(&Request::Port) {
-            *lock(&self.state.port) = info;
-        }
-        lock(&self.state.port).clone()
-    }
-
-    /// Returns the largest path MTU of the NIC's link. If the NIC has ended, the smallest there is.
-    pub fn largest_mtu(&self) -> Mtu {
-        match self.request(&Request::LargestMtu) {
-            Ok(Response::Mtu(mtu)) => mtu,
-            _ => Mtu::Mtu256,
-        }
-    }
-
-    /// Returns the NIC's counters, over all its clients. If the NIC has ended, none.
-    pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        match self.request(&Request::Counters) {
-            Ok(Response::Counters(all)) => {
-                all.into_iter().map(|(name, value)| (interned(name), value)).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Returns a snapshot of this process's objects, as JSON. `None` if the NIC has ended.
-    pub fn snapshot(&self) -> Option<Vec<u8>> {
-        match self.request(&Request::Snapshot) {
-            Ok(Response::Snapshot(text)) => Some(text),
-            _ => None,
-        }
     }
 
     /// Takes over the unit of a process of this user that has ended, in order to act for that process.
@@ -387,16 +293,116 @@ impl Attachment {
             other => Err(denied(unexpected(&other))),
         }
     }
+}
 
-    /// Opens an XRC domain. The NIC itself determines the file of the descriptor.
-    ///
-    /// # Errors
-    /// As [`send_command`](Self::send_command).
-    pub fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
-        let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-        match self.request_with(&Request::Command(Command::OpenXrcd(open)), &fds)? {
-            Response::Answer(answer) => Ok(answer),
-            other => Err(unexpected(&other)),
+impl Adapter for Attachment {
+    fn call(&self, command: Command) -> Result<Answer, ControlError> {
+        let mut by = ToClientForm { arenas: &self.arenas, counter: None, file: None };
+        let request = match command {
+            // Records contain state that only the NIC's process has.
+            Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
+            command if command.is_for_the_device() => {
+                let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
+                return Err(ControlError::Refused { errno: libc::EPERM, why });
+            }
+            Command::Memory(command) => Request::Memory(command.convert(&mut by)?),
+            command => Request::Command(command),
+        };
+        let ToClientForm { counter, file, .. } = by;
+        let fds: Vec<BorrowedFd<'_>> =
+            counter.iter().map(AsFd::as_fd).chain(file.iter().map(AsFd::as_fd)).collect();
+        let answer = self.answer_of(&request, &fds)?;
+        if let Some(counter) = counter {
+            self.remember(counter);
+        }
+        Ok(answer)
+    }
+
+    /// The NIC itself determines the file of the descriptor.
+    fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
+        self.answer_of(&Request::Command(Command::OpenXrcd(open)), file.as_slice())
+    }
+
+    fn region(&self, words: usize) -> io::Result<Arc<Region>> {
+        self.arenas.take(words, |size, fd| {
+            let request = Request::Arena { words: size as u64 };
+            self.request_with(&request, &[fd.as_fd()])
+                .map(drop)
+                .map_err(|error| io::Error::other(error.to_string()))
+        })
+    }
+
+    fn memory(&self, length: usize) -> io::Result<HostMemory> {
+        HostMemory::lent(length).or_else(|_| HostMemory::allocate(length))
+    }
+
+    fn ring_doorbell(&self, qp: QpIndex, _outstanding: u32, _posts: u32) {
+        self.bells.ring(qp);
+    }
+
+    fn ring_for_receive(&self, qp: QpIndex) {
+        self.bells.ring(qp);
+    }
+
+    fn caller_pass(&self) -> Progress {
+        thread::yield_now();
+        Progress::default()
+    }
+
+    fn after_empty_poll(&self, cq: CqIndex, _: &dyn Fn() -> bool, ring: &dyn Fn() -> CompletionRing) {
+        polling::after_empty_poll(cq, ring);
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(monotonic().saturating_sub(self.welcome.epoch))
+    }
+
+    fn is_dead(&self) -> bool {
+        self.has_ended()
+    }
+
+    fn set_event_sink(&self, sink: EventSink) -> bool {
+        self.state.sink.set(Mutex::new(sink)).is_ok()
+    }
+
+    fn event(&self) -> Option<AsyncEvent> {
+        self.unseen.try_recv().ok()
+    }
+
+    fn raise(&self, event: AsyncEvent) {
+        self.state.raise(event);
+    }
+
+    /// If the NIC has ended, the last properties known.
+    fn port(&self) -> PortInfo {
+        if let Ok(Response::Port(info)) = self.request(&Request::Port) {
+            *lock(&self.state.port) = info;
+        }
+        lock(&self.state.port).clone()
+    }
+
+    /// If the NIC has ended, the smallest MTU there is.
+    fn largest_mtu(&self) -> Mtu {
+        match self.request(&Request::LargestMtu) {
+            Ok(Response::Mtu(mtu)) => mtu,
+            _ => Mtu::Mtu256,
+        }
+    }
+
+    /// Returns the counters over all clients of the NIC. If the NIC has ended, none.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        match self.request(&Request::Counters) {
+            Ok(Response::Counters(all)) => {
+                all.into_iter().map(|(name, value)| (interned(name), value)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn served_snapshot(&self) -> Option<Vec<u8>> {
+        match self.request(&Request::Snapshot) {
+            Ok(Response::Snapshot(text)) => Some(text),
+            _ => None,
         }
     }
 }

@@ -7,7 +7,7 @@ mod client_form;
 mod error;
 pub mod link;
 pub mod message;
-pub(crate) mod polling;
+mod polling;
 mod trust;
 
 pub use attachment::{Attachment, name_of, nic_of, trusted_nic};

@@ -24,7 +24,7 @@ thread_local!(static POLLING: Cell<Polling> = const {
 /// Reports that a poll of this queue found nothing, and yields the processor, which the NIC may need. If a yield has
 /// recently let another thread run, the processor is contended: a poller of the same queue then sleeps until a
 /// completion, or for a moment, so as not to take as much time as the NIC gets.
-pub(crate) fn after_empty_poll(queue: CqIndex, ring: impl FnOnce() -> CompletionRing) {
+pub(super) fn after_empty_poll(queue: CqIndex, ring: &dyn Fn() -> CompletionRing) {
     let before = POLLING.get();
     let in_a_row = if before.queue == Some(queue) { before.in_a_row.saturating_add(1) } else { 0 };
     let now = monotonic();
