@@ -11,8 +11,7 @@ use crate::remote::Attachment;
 use roxie_base::limits::Limits;
 use roxie_base::random::unguessable;
 use roxie_base::time::Nanos;
-use roxie_engine::Adapter as _;
-use roxie_engine::{Drive, Engine, EventSink, Workers};
+use roxie_engine::{Adapter, Drive, Engine, EventSink, Workers};
 use roxie_nic::congestion::Rate;
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
 use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
@@ -20,7 +19,6 @@ use roxie_port::netdev::link_speed;
 use roxie_port::undelivered::Undelivered;
 use roxie_port::{Carries, LinkChange, Port, PortInfo};
 
-use super::adapter::Adapter;
 use super::device_name::DeviceName;
 use super::device_slot::DeviceSlot;
 use super::error::DeviceError;
@@ -144,7 +142,7 @@ impl Device {
         let line_rate = speed.map(|mbps| Rate::from_mbps(mbps.into()));
         let workers = Workers::start(nic, ports, config.drive, &config.cores)
             .map_err(|source| DeviceError::System { what: "starting the workers", source })?;
-        let device = Device::with(name, Adapter::Own(workers), gids, resolver, config);
+        let device = Device::with(name, Arc::new(workers), gids, resolver, config);
         if config.congestion != CongestionConfig::default() || line_rate.is_some() {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
@@ -168,7 +166,7 @@ impl Device {
         let gids = gids_of(config, addresses, &nic.port())?;
         let nic = Arc::new(nic);
         let config = DeviceConfig { control_file: None, ..config.clone() };
-        let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
+        let device = Device::with(name, nic.clone(), gids, resolver, &config);
         // Succeeds: the device was just made.
         let _ = device.inner.slot.set(DeviceSlot::Nic(nic));
         Ok(device)
@@ -176,7 +174,7 @@ impl Device {
 
     fn with(
         name: &str,
-        adapter: Adapter,
+        adapter: Arc<dyn Adapter>,
         gids: GidTable,
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
@@ -442,7 +440,7 @@ impl Device {
         if command.needs_interface() && self.has_lost_interface() {
             return Err(ControlError::DeviceFatal.into());
         }
-        Ok(self.inner.adapter.dispatch(command)?)
+        Ok(self.inner.adapter.call(command)?)
     }
 }
 

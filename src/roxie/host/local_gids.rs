@@ -159,7 +159,7 @@ impl State {
         if are_plain && !known || self.adapter.port().carries == Carries::Datagrams {
             return Ok(());
         }
-        self.adapter.dispatch(Command::SetGids(gids))?;
+        self.adapter.call(Command::SetGids(gids))?;
         Ok(())
     }
 }

@@ -41,7 +41,6 @@
 //! A program that spins on its memory while other programs compute should use [`roxie_base::allocator::Allocator`], as
 //! `roxie` and the verbs library do.
 
-mod adapter;
 mod ah_options;
 #[cfg(feature = "tokio")]
 mod async_cq;

@@ -349,7 +349,7 @@ impl QueuePair {
 
     fn start_sending(&self, outstanding: u32) {
         let posts = self.posts.fetch_add(1, Relaxed);
-        self.device.inner.adapter.announce_work(self.handle.index, outstanding, posts);
+        self.device.inner.adapter.ring_doorbell(self.handle.index, outstanding, posts);
     }
 
     /// Posts a receive.
@@ -360,7 +360,7 @@ impl QueuePair {
         self.check_state(|state| state == QpState::Reset)?;
         let receives = self.receives.as_ref().ok_or(PostError::NoReceiveQueue)?;
         if lock(receives).post(wr_id, sges)? {
-            self.device.inner.adapter.posted_receive(self.handle.index);
+            self.device.inner.adapter.ring_for_receive(self.handle.index);
         }
         Ok(())
     }

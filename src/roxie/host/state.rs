@@ -5,13 +5,12 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use roxie_engine::{Engine, Workers};
+use roxie_engine::{Adapter, Engine, Workers};
 use roxie_nic::nic::{Command, CongestionConfig, ControlError};
 use roxie_nic::verbs::{AddressVector, QpIndex, Qpn};
 use roxie_port::LinkChange;
 use roxie_port::netdev::RouteKey;
 
-use super::adapter::Adapter;
 use super::claim::Claim;
 use super::device_slot::DeviceSlot;
 use super::error::DeviceError;
@@ -42,7 +41,7 @@ impl Deref for Handle {
 
 /// A device's state.
 pub(super) struct State {
-    pub(super) adapter: Adapter,
+    pub(super) adapter: Arc<dyn Adapter>,
     pub(super) name: String,
     pub(super) gids: RwLock<GidTable>,
     pub(super) resolver: Box<dyn Resolve>,
@@ -93,7 +92,7 @@ impl State {
                 let before = self.congestion();
                 let config = CongestionConfig { control, ..before };
                 // A device that has failed reports it itself.
-                let _ = self.adapter.dispatch(Command::SetCongestion(Box::new(config)));
+                let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
             }
             Ok(None) => {}
             Err(why) => tracing::warn!("{}: congestion control stays as it is: {why}", self.name),

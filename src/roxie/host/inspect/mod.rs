@@ -18,14 +18,15 @@ pub use super::snapshot::{
     AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, PassDurations, QpEntry, Snapshot,
 };
 use super::state::State;
-use objects::counters_of;
+use objects::{counters_of, snapshot_of_device};
 use roxie_base::text::process_name;
+use roxie_engine::Adapter;
 
 pub use attach::{AttachError, Attached, attach, user_of};
 pub use counters::CounterReader;
 pub(super) use live::LiveCapture;
 pub use look::{Look, snapshots};
-pub(super) use objects::{IsOfClient, snapshot_of_device};
+pub(super) use objects::IsOfClient;
 pub use objects::{snapshot_of, statuses_of};
 pub(super) use window::Window;
 
@@ -41,7 +42,7 @@ impl State {
         };
         // A NIC of another process reports its counters itself.
         let Some(workers) = self.adapter.workers() else { return snapshot };
-        let info = self.adapter.port();
+        let info = workers.port();
         (snapshot.interface, snapshot.port, snapshot.mode) =
             (info.interface.unwrap_or_default().into(), info.name.into(), info.mode.into());
         snapshot.counters = counters_of(workers);
@@ -49,6 +50,11 @@ impl State {
     }
 
     fn snapshot(&self) -> Snapshot {
+        let of_served = || serde_json::from_slice(&self.adapter.served_snapshot()?).ok();
+        let objects = match self.adapter.workers() {
+            Some(workers) => snapshot_of_device(workers, self.others.get()),
+            None => of_served().unwrap_or_default(),
+        };
         Snapshot {
             version: SNAPSHOT_PROTOCOL.version,
             pid: std::process::id(),
@@ -57,7 +63,7 @@ impl State {
             slot: self.slot.get().and_then(DeviceSlot::unit),
             cm_ids: self.cm_ids.get().map_or_else(Vec::new, |cm_ids| cm_ids()),
             clients: self.clients.get().map_or_else(Vec::new, |clients| clients()),
-            ..self.adapter.snapshot(self.others.get())
+            ..objects
         }
     }
 }

@@ -11,7 +11,7 @@ use roxie_nic::nic::{Nic, Object, QpStatus};
 pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
 /// Returns the snapshot of a device, without objects that belong to `others`.
-pub(in crate::host) fn snapshot_of_device(workers: &Workers, others: Option<&IsOfClient>) -> Snapshot {
+pub(super) fn snapshot_of_device(workers: &Workers, others: Option<&IsOfClient>) -> Snapshot {
     let mut objects = workers.names();
     objects.retain(|object| others.is_none_or(|others| !others(*object)));
     let passes = workers.first().inspect(|worker| *worker.pass_times());
