@@ -84,6 +84,7 @@ mod stack;
 mod state;
 mod vlans;
 mod watched_interface;
+mod xrcd;
 
 // Types of lower layers in this layer's interface.
 pub use roxie_engine::{Drive, EventSink, MAX_WATCHED, Wait, Watched};
@@ -120,8 +121,9 @@ pub use rdma_cm::{
 };
 pub use resolve::Resolve;
 pub use selective_repeat::{SelectiveRepeat, UnknownSelectiveRepeat};
-pub use srq::{SharedReceiveQueue, XrcDomain};
+pub use srq::SharedReceiveQueue;
 pub use stack::Stack;
+pub use xrcd::XrcDomain;
 
 // For the verbs library and its launcher. Subject to change without notice.
 /// Settings of programs that no launcher has started: lines `NAME=VALUE`, written by `roxie enable` and read by the

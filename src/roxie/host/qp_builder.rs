@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use super::cq::CompletionQueue;
-use super::error::{DeviceError, unexpected};
+use super::error::{DeviceError, no_memory, unexpected};
 use super::pd::{KeptObjects, ProtectionDomain};
 use super::qp::QueuePair;
 use super::srq::SharedReceiveQueue;
-use roxie_nic::nic::{Answer, ControlError, MemoryCommand, ReceiveSource};
+use super::xrcd::XrcDomain;
+use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, ReceiveSource};
+use roxie_nic::shared::SendRing;
 use roxie_nic::verbs::{QpCaps, QpInit, QpType};
 
 /// Attributes of a new queue pair. By default it is an RC QP with the sizes of [`QpCaps::default`], whose sends and
@@ -124,5 +126,24 @@ impl<'a> QpBuilder<'a> {
         })?;
         let Answer::Qp(handle) = answer else { unexpected(&answer) };
         Ok(QueuePair::new(device, handle, init.qp_type, sends, receives, uses))
+    }
+}
+
+impl XrcDomain {
+    /// Makes the target of a connection (XRC_TGT) in RESET. A target only receives.
+    ///
+    /// # Errors
+    /// If the device has no room for another QP.
+    pub fn create_target(&self) -> Result<QueuePair, DeviceError> {
+        let device = &self.inner.device;
+        device.claim_for_qp()?;
+        let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
+        match device.execute(Command::CreateXrcTarget(self.inner.id))? {
+            Answer::Qp(handle) => {
+                let uses = vec![Arc::clone(&self.inner) as _];
+                Ok(QueuePair::new(device, handle, QpType::XrcRecv, nothing, None, uses))
+            }
+            other => unexpected(&other),
+        }
     }
 }

@@ -1,21 +1,17 @@
-//! The application's shared receive queues, and XRC (extended reliable connections), which uses them.
+//! The application's shared receive queues.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
-
-use nix::sys::stat::fstat;
 
 use super::cq::CompletionQueue;
 use super::device::Device;
-use super::error::DeviceError;
-use super::error::{no_memory, unexpected, within};
+use super::error::{DeviceError, unexpected, within};
 use super::pd::{KeptObjects, ProtectionDomain};
-use super::qp::QueuePair;
+use super::xrcd::XrcDomain;
 use roxie_base::limits::{MAX_SGE, MAX_WR};
 use roxie_base::threads::lock;
 use roxie_nic::nic::{Answer, Command, MemoryCommand, SrqStatus};
-use roxie_nic::shared::{PostError, RecvRing, SendRing};
-use roxie_nic::verbs::{FileId, OpenXrcd, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
+use roxie_nic::shared::{PostError, RecvRing};
+use roxie_nic::verbs::{Sge, SrqIndex, SrqInit, SrqKind, Srqn};
 
 #[derive(Debug)]
 struct SrqInner {
@@ -154,77 +150,6 @@ impl ProtectionDomain {
                 let inner = SrqInner { device, index, number, ring: Mutex::new(ring), _uses: uses };
                 Ok(SharedReceiveQueue { inner: Arc::new(inner) })
             }
-            other => unexpected(&other),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct XrcdInner {
-    device: Device,
-    id: XrcdId,
-}
-
-impl Drop for XrcdInner {
-    fn drop(&mut self) {
-        let _ = self.device.execute(Command::CloseXrcd(self.id));
-    }
-}
-
-/// An XRC domain, which joins targets with shared receive queues. A clone is another handle to the same domain.
-#[derive(Clone, Debug)]
-pub struct XrcDomain {
-    inner: Arc<XrcdInner>,
-}
-
-impl XrcDomain {
-    /// Makes the target of a connection (XRC_TGT) in RESET. A target only receives.
-    ///
-    /// # Errors
-    /// If the device has no room for another QP.
-    pub fn create_target(&self) -> Result<QueuePair, DeviceError> {
-        let device = &self.inner.device;
-        device.claim_for_qp()?;
-        let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
-        match device.execute(Command::CreateXrcTarget(self.inner.id))? {
-            Answer::Qp(handle) => {
-                let uses = vec![Arc::clone(&self.inner) as _];
-                Ok(QueuePair::new(device, handle, QpType::XrcRecv, nothing, None, uses))
-            }
-            other => unexpected(&other),
-        }
-    }
-}
-
-impl Device {
-    /// Opens an XRC domain that only this process uses.
-    ///
-    /// # Errors
-    /// If the device has no room for another domain.
-    pub fn open_xrcd(&self) -> Result<XrcDomain, DeviceError> {
-        self.xrcd(OpenXrcd::default(), None)
-    }
-
-    /// Opens the XRC domain of a file (`ibv_open_xrcd`). `create`: makes the domain if needed; `exclusive`: fails if it
-    /// exists.
-    ///
-    /// # Errors
-    /// If the domain does not exist without `create`, exists with `exclusive`, or the device has no room for another.
-    pub fn open_xrcd_of(
-        &self,
-        file: impl AsFd,
-        create: bool,
-        exclusive: bool,
-    ) -> Result<XrcDomain, DeviceError> {
-        let stat = fstat(&file)
-            .map_err(|e| DeviceError::System { what: "the file of an XRC domain", source: e.into() })?;
-        let id = Some(FileId { device: stat.st_dev, inode: stat.st_ino });
-        self.xrcd(OpenXrcd { file: id, create, exclusive }, Some(file.as_fd()))
-    }
-
-    fn xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<XrcDomain, DeviceError> {
-        match self.inner.adapter.open_xrcd(open, file)? {
-            Answer::Xrcd(id) => Ok(XrcDomain { inner: Arc::new(XrcdInner { device: self.clone(), id }) }),
             other => unexpected(&other),
         }
     }
