@@ -13,7 +13,7 @@ use std::error::Error;
 
 use roxie::port::fault::{FaultConfig, FaultPort};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr};
+use roxie::verbs::{Access, Mtu, RKey, SendWr};
 use roxie_sim::{Connected, Host, NicConfig, Pair, Payload, joined_ports};
 
 const LENGTH: usize = 256 << 10;
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let [a, b] = [&mut pair.a, &mut pair.b].map(|host| {
         let region = host.register(LENGTH, Access::READ_WRITE);
-        (host.create_qp(QpCaps::default(), true, 16), region)
+        (host.queue_pair().signal_all().create(), region)
     });
     let ((qp_a, from), (qp_b, to)) = (a, b);
     let way = pair.a.path(2, false);

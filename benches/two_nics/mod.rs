@@ -88,7 +88,10 @@ impl Bench {
 
 fn connect(pair: &mut Pair) -> [HostQp; 2] {
     let caps = QpCaps { max_send_sge: 1, max_recv_sge: 1, max_send_wr: 64, max_recv_wr: 64, max_inline: 0 };
-    let qps = [pair.a.create_qp(caps, false, 128), pair.b.create_qp(caps, false, 128)];
+    let qps = [
+        pair.a.queue_pair().caps(caps).cq_entries(128).create(),
+        pair.b.queue_pair().caps(caps).cq_entries(128).create(),
+    ];
     for end in 0..2 {
         let peer = qps[1 - end].handle.qpn;
         let (host, to) = if end == 0 { (&mut pair.a, 2) } else { (&mut pair.b, 1) };

@@ -61,6 +61,86 @@ pub struct HostQp {
     receives: Option<RecvRing>,
 }
 
+impl From<&HostQp> for QpIndex {
+    fn from(qp: &HostQp) -> QpIndex {
+        qp.handle.index
+    }
+}
+
+/// Attributes of a new QP: see [`Host::queue_pair`].
+#[derive(Debug)]
+#[must_use = "a builder makes nothing before `create`"]
+pub struct HostQpBuilder<'a> {
+    host: &'a mut Host,
+    init: QpInit,
+    receives: Option<ReceiveSource>,
+    cq: Option<(CqIndex, CompletionRing)>,
+    cq_entries: u32,
+}
+
+impl HostQpBuilder<'_> {
+    /// Sets the sizes of the queues.
+    pub fn caps(mut self, caps: QpCaps) -> Self {
+        self.init.caps = caps;
+        self
+    }
+
+    /// Makes all sends complete visibly, signaled or not (`sq_sig_all`).
+    pub fn signal_all(mut self) -> Self {
+        self.init.sq_sig_all = true;
+        self
+    }
+
+    /// Sets transport service, sizes and `sq_sig_all` together.
+    pub fn init(self, init: QpInit) -> Self {
+        HostQpBuilder { init, ..self }
+    }
+
+    /// Takes receives from `source` instead of a queue of the QP's own.
+    pub fn receives(self, source: ReceiveSource) -> Self {
+        HostQpBuilder { receives: Some(source), ..self }
+    }
+
+    /// Sets the entries of the QP's own completion queue; without this, 16.
+    pub fn cq_entries(self, cq_entries: u32) -> Self {
+        HostQpBuilder { cq_entries, ..self }
+    }
+
+    /// Sends completions of both directions to an existing queue.
+    pub fn cq(self, cq: (CqIndex, CompletionRing)) -> Self {
+        HostQpBuilder { cq: Some(cq), ..self }
+    }
+
+    /// Makes the QP, in RESET.
+    ///
+    /// # Panics
+    /// If the NIC refuses.
+    pub fn create(self) -> HostQp {
+        let HostQpBuilder { host, init, receives, cq, cq_entries } = self;
+        let QpCaps { max_send_wr, max_send_sge, max_inline, max_recv_wr, max_recv_sge } = init.caps;
+        let (cq_index, cq) = cq.unwrap_or_else(|| host.create_cq(cq_entries, None));
+        let sends = SendRing::new(max_send_wr, max_send_sge, max_inline).expect("memory");
+        let own = || ReceiveSource::Own(RecvRing::new(max_recv_wr, max_recv_sge).expect("memory"));
+        let source = receives.unwrap_or_else(own);
+        let receives = match &source {
+            ReceiveSource::Own(ring) => Some(ring.clone()),
+            _ => None,
+        };
+        let command = MemoryCommand::CreateQp {
+            pd: host.pd,
+            send_cq: cq_index,
+            recv_cq: cq_index,
+            init,
+            sends: sends.clone(),
+            receives: source,
+        };
+        match host.call(host.now, command) {
+            Ok(Answer::Qp(handle)) => HostQp { handle, cq, cq_index, sends, receives },
+            other => panic!("a QP: {other:?}"),
+        }
+    }
+}
+
 /// A shared receive queue as the application sees it.
 #[derive(Debug)]
 pub struct HostSrq {
@@ -235,84 +315,21 @@ impl Host {
         }
     }
 
-    /// Creates an RC QP with its own completion queue.
-    ///
-    /// # Panics
-    /// If the NIC refuses.
-    pub fn create_qp(&mut self, caps: QpCaps, sq_sig_all: bool, cq_entries: u32) -> HostQp {
-        self.create_qp_as(QpInit { qp_type: QpType::Rc, caps, sq_sig_all }, cq_entries)
+    /// Starts to make an RC QP with the sizes of [`QpCaps::default`], receives and a completion queue of its own, as
+    /// `roxie::host::ProtectionDomain::queue_pair` does.
+    pub fn queue_pair(&mut self) -> HostQpBuilder<'_> {
+        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
+        HostQpBuilder { host: self, init, receives: None, cq: None, cq_entries: 16 }
     }
 
-    /// Creates a QP with its own completion queue.
+    /// Creates a completion queue. Events are counted in `notify`, if given.
     ///
     /// # Panics
     /// If the NIC refuses.
-    pub fn create_qp_as(&mut self, init: QpInit, cq_entries: u32) -> HostQp {
-        let caps = &init.caps;
-        let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).expect("memory");
-        self.create_qp_from(init, ReceiveSource::Own(receives), cq_entries)
-    }
-
-    /// Creates a QP that takes its receives from `source`, with its own completion queue.
-    ///
-    /// # Panics
-    /// If the NIC refuses.
-    pub fn create_qp_from(&mut self, init: QpInit, source: ReceiveSource, cq_entries: u32) -> HostQp {
-        let queue = self.create_cq(cq_entries);
-        self.create_qp_on(init, source, queue)
-    }
-
-    /// Creates a QP that takes its receives from `source`, on an existing completion queue.
-    ///
-    /// # Panics
-    /// If the NIC refuses.
-    pub fn create_qp_on(
-        &mut self,
-        init: QpInit,
-        source: ReceiveSource,
-        (cq_index, cq): (CqIndex, CompletionRing),
-    ) -> HostQp {
-        let caps = &init.caps;
-        let sends = SendRing::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline).expect("memory");
-        let receives = match &source {
-            ReceiveSource::Own(ring) => Some(ring.clone()),
-            _ => None,
-        };
-        let command = MemoryCommand::CreateQp {
-            pd: self.pd,
-            send_cq: cq_index,
-            recv_cq: cq_index,
-            init,
-            sends: sends.clone(),
-            receives: source,
-        };
-        match self.call(self.now, command) {
-            Ok(Answer::Qp(handle)) => HostQp { handle, cq, cq_index, sends, receives },
-            other => panic!("a QP: {other:?}"),
-        }
-    }
-
-    /// Creates a completion queue.
-    ///
-    /// # Panics
-    /// If the NIC refuses.
-    pub fn create_cq(&mut self, entries: u32) -> (CqIndex, CompletionRing) {
-        self.create_cq_with(entries, None)
-    }
-
-    /// Creates a completion queue that counts its events in `notify`.
-    ///
-    /// # Panics
-    /// If the NIC refuses.
-    pub fn create_cq_with(
-        &mut self,
-        entries: u32,
-        notify: Option<Arc<EventFd>>,
-    ) -> (CqIndex, CompletionRing) {
+    pub fn create_cq(&mut self, entries: u32, notify: Option<Arc<EventFd>>) -> (CqIndex, CompletionRing) {
         let ring = CompletionRing::new(entries).expect("memory for a queue");
-        match self
-            .call(self.now, MemoryCommand::CreateCq { ring: ring.clone(), notify: notify.map(Into::into) })
-        {
+        let notify = notify.map(Into::into);
+        match self.call(self.now, MemoryCommand::CreateCq { ring: ring.clone(), notify }) {
             Ok(Answer::Cq(index)) => (index, ring),
             other => panic!("a completion queue: {other:?}"),
         }
@@ -425,32 +442,16 @@ impl Host {
     ///
     /// # Errors
     /// The NIC's error if it rejects the command.
-    pub fn modify(&mut self, now: Nanos, qp: &HostQp, attr: &QpAttr) -> Result<(), ControlError> {
-        self.modify_at(now, qp.handle.index, attr)
-    }
-
-    /// Modifies a QP that has no queues in this process.
-    ///
-    /// # Errors
-    /// The NIC's error if it rejects the command.
-    pub fn modify_at(&mut self, now: Nanos, qp: QpIndex, attr: &QpAttr) -> Result<(), ControlError> {
-        self.call(now, Command::ModifyQp(qp, Box::new(*attr))).map(drop)
+    pub fn modify(&mut self, now: Nanos, qp: impl Into<QpIndex>, attr: &QpAttr) -> Result<(), ControlError> {
+        self.call(now, Command::ModifyQp(qp.into(), Box::new(*attr))).map(drop)
     }
 
     /// Queries the status of a QP.
     ///
     /// # Panics
     /// If there is no such QP.
-    pub fn query(&mut self, now: Nanos, qp: &HostQp) -> QpStatus {
-        self.query_at(now, qp.handle.index)
-    }
-
-    /// Queries a QP that has no queues in this process.
-    ///
-    /// # Panics
-    /// If there is no such QP.
-    pub fn query_at(&mut self, now: Nanos, qp: QpIndex) -> QpStatus {
-        match self.call(now, Command::QueryQp(qp)) {
+    pub fn query(&mut self, now: Nanos, qp: impl Into<QpIndex>) -> QpStatus {
+        match self.call(now, Command::QueryQp(qp.into())) {
             Ok(Answer::QpStatus(status)) => *status,
             other => panic!("querying a QP: {other:?}"),
         }

@@ -17,8 +17,8 @@
 //!         Pair::new(Host::new(1, NicConfig::default(), near), Host::new(2, NicConfig::default(), far));
 //!     let from = pair.a.register(LENGTH, Access::READ_WRITE);
 //!     let to = pair.b.register(LENGTH, Access::READ_WRITE);
-//!     let qp_a = pair.a.create_qp(QpCaps::default(), true, 16);
-//!     let qp_b = pair.b.create_qp(QpCaps::default(), true, 16);
+//!     let qp_a = pair.a.queue_pair().signal_all().create();
+//!     let qp_b = pair.b.queue_pair().signal_all().create();
 //!     let (way, back) = (pair.a.path(2, false), pair.b.path(1, false));
 //!     let peer = qp_b.handle.qpn;
 //!     let connection = Connected { peer, path: way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
@@ -60,7 +60,7 @@
 //!
 //! let (port, mut link) = joined_ports(1500, None);
 //! let mut host = Host::new(1, NicConfig::default(), port);
-//! let qp = host.create_qp(QpCaps { max_inline: 64, ..QpCaps::default() }, true, 16);
+//! let qp = host.queue_pair().caps(QpCaps { max_inline: 64, ..QpCaps::default() }).signal_all().create();
 //! let way = host.path(2, false);
 //! let connection = Connected { peer: Qpn::new(0x77), path: way, path_mtu: Mtu::Mtu1024, timeout: 14, rd_atomic: 1 };
 //! host.connect(&qp, &connection)?;
@@ -98,7 +98,7 @@ pub use roxie_nic::shared::work_queue::Payload;
 pub use roxie_nic::shared::{CompletionRing, HostMemory, PostError};
 
 pub use connection::Connected;
-pub use host::{Host, HostQp, HostRegion, HostSrq};
+pub use host::{Host, HostQp, HostQpBuilder, HostRegion, HostSrq};
 
 use roxie_base::time::Nanos;
 use roxie_port::Port;

@@ -128,7 +128,8 @@ impl Stage {
     fn create(&mut self, qp_type: QpType) {
         let caps =
             QpCaps { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 2, max_recv_sge: 2, max_inline: 16 };
-        let qp = self.host.create_qp_as(QpInit { qp_type, caps, sq_sig_all: true }, 64);
+        let qp =
+            self.host.queue_pair().init(QpInit { qp_type, caps, sq_sig_all: true }).cq_entries(64).create();
         if qp_type == QpType::Ud {
             let joined = self.host.call(self.now, Command::AttachMulticast(qp.handle.index, GROUP));
             assert!(joined.is_ok(), "{joined:?}");

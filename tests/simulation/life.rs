@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::nic::{Answer, Command, ControlError, ReceiveSource};
-use roxie::shared::RecvRing;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, AddressVector, AsyncEvent, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
 use roxie::wire::Qpn;
@@ -151,25 +150,23 @@ impl Link {
             Arc::new(EventFd::from_flags(flags).expect("a counter of events"))
         });
         let host = &mut hosts[self.ends[end].host];
-        let cq = host.create_cq_with(self.spec.cq, notify.clone());
+        let cq = host.create_cq(self.spec.cq, notify.clone());
         if let Some(held) = events {
             moderate(host, cq.0, held).expect("the queue exists");
         }
         let srq = self.srqs_of(end).first().map(|srq| srq.borrow());
         let qp = match (self.spec.service, srq) {
-            (Service::Xrc, None) => host.create_qp_on(init, ReceiveSource::None, cq),
+            (Service::Xrc, None) => {
+                host.queue_pair().init(init).receives(ReceiveSource::None).cq(cq).create()
+            }
             (Service::Xrc, Some(srq)) => {
                 let domain = srq.domain().expect("open while a queue is there");
                 host.create_xrc_target_on(domain, cq)
             }
-            (_, None) => {
-                let caps = &init.caps;
-                let receives = RecvRing::new(caps.max_recv_wr, caps.max_recv_sge).expect("memory");
-                host.create_qp_on(init, ReceiveSource::Own(receives), cq)
-            }
+            (_, None) => host.queue_pair().init(init).cq(cq).create(),
             (_, Some(srq)) => {
                 let shared = ReceiveSource::Shared(srq.index().expect("made before the QP"));
-                host.create_qp_on(init, shared, cq)
+                host.queue_pair().init(init).receives(shared).cq(cq).create()
             }
         };
         let end = &mut self.ends[end];

@@ -117,7 +117,7 @@ impl SharedQueue {
         if self.spec.extended {
             let xrcd = self.domain.get().unwrap_or_else(|| host.open_xrcd());
             self.domain.set(Some(xrcd));
-            let cq = self.cq.get_or_insert_with(|| host.create_cq(COMPLETIONS)).0;
+            let cq = self.cq.get_or_insert_with(|| host.create_cq(COMPLETIONS, None)).0;
             kind = SrqKind::Xrc { xrcd, cq };
         }
         self.queue = Some(host.create_srq(SrqInit { kind, limit: 0 }, self.spec.size.max(1), 4));

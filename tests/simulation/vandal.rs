@@ -84,7 +84,8 @@ impl World<'_> {
         let now = self.net.now();
         let hosts = self.net.hosts_mut();
         for host in [0, 1] {
-            let qps = (0..QPS).map(|at| hosts[host].create_qp_as(init(at), 64)).collect();
+            let qps =
+                (0..QPS).map(|at| hosts[host].queue_pair().init(init(at)).cq_entries(64).create()).collect();
             let memory = hosts[host].register(BYTES as usize, Access::READ_WRITE | Access::REMOTE_ATOMIC);
             let (other, state) = ((RKey(0), 0), seed << 1 | host as u64);
             self.vandals.push(Vandal { host, qps, memory, other, state, remaining: STEPS });

@@ -123,7 +123,8 @@ impl Stage {
             fabric.attach(n, Host::new(n as u16 + 1, nic, Box::new(port)));
         }
         let caps = QpCaps { max_send_wr: 64, max_recv_wr: 64, max_inline: 64, ..QpCaps::default() };
-        let qps = [0, 1].map(|n| fabric.host(n).create_qp(caps, true, 256));
+        let qps =
+            [0, 1].map(|n| fabric.host(n).queue_pair().caps(caps).signal_all().cq_entries(256).create());
         let regions = [0, 1].map(|n| fabric.host(n).register(scene.memory, Access::READ_WRITE));
         for (n, peer) in [(0, 1), (1, 0)] {
             let host = fabric.host(n);

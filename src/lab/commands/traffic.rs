@@ -226,7 +226,8 @@ pub(super) fn play(play: Play) -> Result<Played, Failure> {
 fn connect(fabric: &mut Fabric, flow: &Flow) -> Result<Writer, Failure> {
     let (from, to) = (flow.from, flow.to);
     let caps = QpCaps { max_send_wr: flow.depth.max(1), max_recv_wr: 1, ..QpCaps::default() };
-    let [near, far] = [from, to].map(|n| fabric.host(n).create_qp(caps, true, 2 * flow.depth + 2));
+    let [near, far] = [from, to]
+        .map(|n| fabric.host(n).queue_pair().caps(caps).signal_all().cq_entries(2 * flow.depth + 2).create());
     for (n, qp, peer, peers) in [(from, &near, to, &far), (to, &far, from, &near)] {
         let host = fabric.host(n);
         let mut way = host.path(peer as u16 + 1, false);

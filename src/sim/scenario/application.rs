@@ -7,12 +7,9 @@ use super::traffic::Flow;
 use crate::fabric::{Fabric, FlowName, FlowPart, FlowStats, Shape};
 use crate::{Connected, HostQp, HostRegion};
 use roxie_base::time::Nanos;
-use roxie_nic::nic::ReceiveSource;
+use roxie_nic::shared::CompletionRing;
 use roxie_nic::shared::work_queue::Payload;
-use roxie_nic::shared::{CompletionRing, RecvRing};
-use roxie_nic::verbs::{
-    Access, CqIndex, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
-};
+use roxie_nic::verbs::{Access, CqIndex, Mtu, QpCaps, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
 
 /// Entries of a host's completion queue: more than complete in one pass, after which the queue is emptied.
 const COMPLETIONS: u32 = 2048;
@@ -201,7 +198,7 @@ impl Applications {
         if self.places[host].is_none() {
             let nic = fabric.host(host);
             let memory = nic.register(self.terms.message as usize, Access::READ_WRITE);
-            self.places[host] = Some(Place { memory, cq: nic.create_cq(COMPLETIONS) });
+            self.places[host] = Some(Place { memory, cq: nic.create_cq(COMPLETIONS, None) });
         }
     }
 
@@ -220,12 +217,10 @@ impl Applications {
             max_recv_sge: 1,
             max_inline: 0,
         };
-        let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: false };
         let ends = [host, peer].map(|at| {
             self.furnish(fabric, at);
             let cq = self.places[at].as_ref().expect("furnished").cq.clone();
-            let receives = RecvRing::new(1, 1).expect("memory for a queue");
-            fabric.host(at).create_qp_on(init, ReceiveSource::Own(receives), cq)
+            fabric.host(at).queue_pair().caps(caps).cq(cq).create()
         });
         for (at, other, to) in [(host, 0, peer), (peer, 1, host)] {
             let nic = fabric.host(at);

@@ -3,7 +3,7 @@
 use roxie::nic::NicConfig;
 use roxie::port::memory;
 use roxie::time::Nanos;
-use roxie::verbs::{Access, QpAttr, QpCaps, QpState};
+use roxie::verbs::{Access, QpAttr, QpState};
 use roxie_sim::Host;
 
 use super::end;
@@ -13,7 +13,7 @@ use super::end;
 fn completion_timestamps_never_decrease() {
     let (port, _peer) = memory::pair(end(1), end(2));
     let mut host = Host::new(1, NicConfig::default(), Box::new(port));
-    let qp = host.create_qp(QpCaps::default(), true, 8);
+    let qp = host.queue_pair().signal_all().cq_entries(8).create();
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
     let init =
         QpAttr { access: Some(Access::empty()), pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };

@@ -110,7 +110,8 @@ impl Link {
             caps: QpCaps { max_send_sge: 2, ..QpCaps::default() },
             sq_sig_all: true,
         };
-        let qps = [REQUESTER, RESPONDER].map(|side| hosts[place[side]].create_qp_as(init, 64));
+        let qps = [REQUESTER, RESPONDER]
+            .map(|side| hosts[place[side]].queue_pair().init(init).cq_entries(64).create());
         for side in [REQUESTER, RESPONDER] {
             let there = place[1 - side] as u8 + 1;
             let steps = steps(setup, side, &hosts[place[side]], &qps[1 - side], there);
@@ -219,7 +220,7 @@ impl Link {
     pub(crate) fn state(&mut self, side: usize) -> QpState {
         let now = self.pair.now;
         let index = self.qps[side].handle.index;
-        self.host(side).query_at(now, index).state
+        self.host(side).query(now, index).state
     }
 
     /// Returns the NAKs and the number of RNR NAKs that the responder sent, dropped ones included.

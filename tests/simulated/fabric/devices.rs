@@ -4,7 +4,7 @@ use roxie::host::{
     CompletionQueue, ConnectOptions, Device, DeviceConfig, Endpoint, MemoryRegion, QueuePair, Stack,
 };
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Psn, QpCaps, QpState, RKey, SendWr, WcStatus};
+use roxie::verbs::{Access, Psn, QpState, RKey, SendWr, WcStatus};
 use roxie_sim::fabric::{Arrival, End, Fabric, FrameFaults};
 use roxie_sim::{Connected, Host, NicConfig};
 
@@ -121,7 +121,7 @@ fn device_and_simulated_host_exchange_data() {
     fabric.attach(1, Host::new(2, NicConfig::default(), Box::new(port)));
     let host = fabric.host(1);
     let region = host.register(LENGTH as usize, Access::READ_WRITE);
-    let qp = host.create_qp(QpCaps::default(), true, 16);
+    let qp = host.queue_pair().signal_all().create();
     // Simulated hosts connect with PSN 0 at both ends.
     let here = Endpoint { psn: Psn::new(0), ..a.qp.endpoint(0).expect("a GID") };
     let path_mtu = a.device.largest_mtu();

@@ -163,7 +163,7 @@ impl Incast {
 fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (HostQp, HostRegion) {
     let caps = QpCaps { max_send_wr: 64, max_recv_wr: 1, ..QpCaps::default() };
     let init = QpInit { qp_type, caps, sq_sig_all: false };
-    let qps = [from, to].map(|station| fabric.host(station).create_qp_as(init, 256));
+    let qps = [from, to].map(|station| fabric.host(station).queue_pair().init(init).cq_entries(256).create());
     let ends = [(from, &qps[0], to, &qps[1]), (to, &qps[1], from, &qps[0])];
     for (station, qp, peer, peers) in ends {
         let host = fabric.host(station);

@@ -51,7 +51,7 @@ fn region_moved_to_another_pd_releases_the_first() {
 fn failed_create_qp_releases_its_references() {
     let mut stage = Stage::new();
     let pd = domain(&mut stage);
-    let cq = stage.host.create_cq(8).0;
+    let cq = stage.host.create_cq(8, None).0;
     let mut made = Vec::new();
     while let Some(handle) = create_qp(&mut stage, pd, (cq, cq)) {
         made.push(handle);
@@ -72,7 +72,7 @@ fn cq_overflow_fails_only_qps_that_use_it() {
         Stage::with(Setup { caps: QpCaps { max_recv_wr: 64, ..QpCaps::default() }, ..Setup::default() });
     let pd = stage.host.pd();
     let full = stage.qp.cq_index;
-    let other = stage.host.create_cq(8).0;
+    let other = stage.host.create_cq(8, None).0;
     let users = [(full, other), (other, full), (other, other)]
         .map(|cqs| create_qp(&mut stage, pd, cqs).expect("room"));
     for handle in users {
@@ -83,7 +83,7 @@ fn cq_overflow_fails_only_qps_that_use_it() {
             access: Some(roxie::verbs::Access::empty()),
             ..Default::default()
         };
-        stage.host.modify_at(stage.now, handle.index, &attr).expect("a legal transition");
+        stage.host.modify(stage.now, handle.index, &attr).expect("a legal transition");
     }
     for id in 0..20 {
         stage.receive(id, 0, 8);
@@ -92,7 +92,7 @@ fn cq_overflow_fails_only_qps_that_use_it() {
     for psn in 0..17 {
         stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
     }
-    let states = users.map(|handle| stage.host.query_at(stage.now, handle.index).state);
+    let states = users.map(|handle| stage.host.query(stage.now, handle.index).state);
     assert_eq!(states, [QpState::Err, QpState::Err, QpState::Init]);
     assert_eq!(stage.state(), QpState::Err);
 }

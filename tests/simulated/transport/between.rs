@@ -7,7 +7,7 @@ use roxie::nic::ReceiveSource;
 use roxie::port::{Port, PortInfo, Received, TxId};
 use roxie::shared::RecvRing;
 use roxie::time::Nanos;
-use roxie::verbs::{QpCaps, QpInit, QpState, QpType, WcStatus};
+use roxie::verbs::{QpState, WcStatus};
 use roxie::wire::{Ext, NakCode, Opcode};
 use roxie_sim::joined_ports;
 
@@ -76,8 +76,7 @@ fn receive_posted_while_the_qp_fails_is_flushed() {
         poster.post(2, &[]).expect("room for a receive");
     };
     let mut stage = Stage::on(Setup::default(), Box::new(Calling { inner: local, call, burst: 0 }), remote);
-    let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
-    stage.qp = stage.host.create_qp_from(init, ReceiveSource::Own(ring), 16);
+    stage.qp = stage.host.queue_pair().signal_all().receives(ReceiveSource::Own(ring)).create();
     stage.connect(&Setup::default());
     stage.receive(1, 0, 8);
     let refused = stage.request(Opcode::RC_SEND_MIDDLE, 0, Ext::None, &[1; 256]);

@@ -89,7 +89,7 @@ const REFUSED: &[(Check, Provoke)] = &[
     }),
     (Check::OtherQp, |stage| {
         let window = stage.bound(MwType::Two);
-        let other = stage.host.create_qp_as(Default::default(), 16);
+        let other = stage.host.queue_pair().init(Default::default()).create();
         for attr in attributes(&stage.host, &Setup::default()) {
             stage.host.modify(stage.now, &other, &attr).expect("a legal transition");
         }

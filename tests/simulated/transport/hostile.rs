@@ -5,8 +5,8 @@ use roxie::nic::{Command, NicConfig};
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, EventKind, LKey, Mtu, Psn, QpAttr, QpCaps, QpState, QpType, RKey, SendFlags, SendWr, Sge,
-    WcStatus, WrOpcode,
+    Access, EventKind, LKey, Mtu, Psn, QpAttr, QpState, QpType, RKey, SendFlags, SendWr, Sge, WcStatus,
+    WrOpcode,
 };
 use roxie::wire::{Aeth, Bth, Ext, NakCode, Opcode, Syndrome};
 use roxie_sim::{Host, HostQp, joined_ports};
@@ -187,7 +187,7 @@ fn largest_packet_fits_the_link_mtu() {
         let config = NicConfig { limits: Limits::small(), largest_mtu: path_mtu, ..NicConfig::default() };
         let mut host = Host::new(1, config, local);
         let memory = host.register(4096, Access::READ_WRITE);
-        let qp = host.create_qp(QpCaps::default(), true, 16);
+        let qp = host.queue_pair().signal_all().create();
         for mut attr in attributes(&host, &Setup::default()) {
             if attr.av.is_some() {
                 attr.av = Some(host.path(2, true));
@@ -258,7 +258,7 @@ fn unpadded_payload_is_dropped_by_every_service() {
 fn overflowed_cq_accepts_no_more_completions() {
     let (local, _remote) = joined_ports(1500, None);
     let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, local);
-    let qp = host.create_qp(QpCaps::default(), true, 2);
+    let qp = host.queue_pair().signal_all().cq_entries(2).create();
     for attr in attributes(&host, &Setup::default()) {
         host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
     }
@@ -305,7 +305,7 @@ fn qpns_are_not_reused_soon() {
     let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, local);
     let mut seen = std::collections::HashSet::new();
     for _ in 0..1000 {
-        let qp = host.create_qp(QpCaps::default(), true, 1);
+        let qp = host.queue_pair().signal_all().cq_entries(1).create();
         assert!(seen.insert(qp.handle.qpn), "QPN {} again after {}", qp.handle.qpn, seen.len());
         host.call(Nanos::ZERO, Command::DestroyQp(qp.handle.index)).expect("the object exists");
         host.call(Nanos::ZERO, Command::DestroyCq(qp.cq_index)).expect("nothing uses it");

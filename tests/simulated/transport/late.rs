@@ -77,7 +77,7 @@ impl Stage {
     pub(crate) fn another_qp(&mut self) -> HostQp {
         let setup = Setup { serves: true, ..Setup::default() };
         let init = QpInit { qp_type: QpType::Rc, caps: setup.caps, sq_sig_all: true };
-        let qp = self.host.create_qp_as(init, 16);
+        let qp = self.host.queue_pair().init(init).create();
         for attr in attributes(&self.host, &setup) {
             self.host.modify(self.now, &qp, &attr).expect("a legal transition");
         }

@@ -190,14 +190,14 @@ fn queue_of_parked_failed_qp_fills() {
 #[test]
 fn held_completion_enters_no_later_cq() {
     let (mut stage, client) = late();
-    let (old, _) = stage.host.create_cq(16);
+    let (old, _) = stage.host.create_cq(16, None);
     let xrcd = stage.host.open_xrcd();
     let init = SrqInit { kind: SrqKind::Xrc { xrcd, cq: old }, limit: 0 };
     let srq = stage.host.create_srq(init, 4, 2);
     let target = stage.host.create_xrc_target(xrcd);
     let setup = Setup { qp_type: QpType::XrcRecv, serves: true, ..Setup::default() };
     for attr in attributes(&stage.host, &setup) {
-        stage.host.modify_at(stage.now, target.index, &attr).expect("a legal transition");
+        stage.host.modify(stage.now, target.index, &attr).expect("a legal transition");
     }
     stage.host.post_srq_recv(&srq, 7, &[client.sge(0, 64)]).expect("room");
     let bth = Bth { opcode: Opcode::XRC_SEND_ONLY, dest_qp: target.qpn, ack_req: true, ..Bth::default() };
@@ -207,7 +207,7 @@ fn held_completion_enters_no_later_cq() {
     stage.host.call(stage.now, Command::DestroyCq(old)).expect("no users left");
     let place = |cq: CqIndex| cq.0 & 0xffff;
     let later = (0..1000).find_map(|_| {
-        let (cq, ring) = stage.host.create_cq(16);
+        let (cq, ring) = stage.host.create_cq(16, None);
         if place(cq) == place(old) {
             return Some((cq, ring));
         }

@@ -215,10 +215,10 @@ impl Stage {
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
-        let qp = host.create_qp_as(
-            QpInit { qp_type: setup.qp_type, caps: setup.caps, sq_sig_all: setup.sq_sig_all },
-            16,
-        );
+        let qp = host
+            .queue_pair()
+            .init(QpInit { qp_type: setup.qp_type, caps: setup.caps, sq_sig_all: setup.sq_sig_all })
+            .create();
         let template = template(2);
         let mut stage = Stage { host, qp, memory, peer: far, template, now: Nanos::ZERO, msn: None };
         stage.connect(&setup);

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::random::splitmix;
-use roxie::verbs::{Access, Psn, QpCaps, QpState, Qpn, WcStatus};
+use roxie::verbs::{Access, Psn, QpState, Qpn, WcStatus};
 use roxie::wire::{Bth, Ext, NakCode, Opcode, Reth, Syndrome};
 use roxie_sim::{Host, HostRegion, joined_ports};
 
@@ -151,7 +151,7 @@ fn qpns_are_unpredictable() {
         let (local, _remote) = joined_ports(1500, None);
         let mut host =
             Host::new(1, NicConfig { limits: Limits::small(), seed, ..NicConfig::default() }, local);
-        [(); 3].map(|()| host.create_qp(QpCaps::default(), true, 16).handle.qpn.value())
+        [(); 3].map(|()| host.queue_pair().signal_all().create().handle.qpn.value())
     };
     let mut steps = HashSet::new();
     let mut firsts = HashSet::new();

@@ -327,10 +327,11 @@ fn strict_priority_precedes_weighted_ones() {
         let mut stage = stage_of_priority_three();
         let trust = TrafficClasses { trust: Trust::Dscp, services, ..TrafficClasses::default() };
         classes(&mut stage, trust);
-        let other = stage.host.create_qp_as(
-            roxie::verbs::QpInit { qp_type: QpType::Rc, caps: Default::default(), sq_sig_all: true },
-            16,
-        );
+        let other = stage
+            .host
+            .queue_pair()
+            .init(roxie::verbs::QpInit { qp_type: QpType::Rc, caps: Default::default(), sq_sig_all: true })
+            .create();
         for attr in attributes(&stage.host, &Setup { timeout: 0, ..Setup::default() }) {
             stage.host.modify(stage.now, &other, &attr).expect("a legal transition");
         }
@@ -417,7 +418,7 @@ fn thousand_qps_keep_their_rates() {
         let caps = roxie::verbs::QpCaps { max_send_wr: 64, ..Default::default() };
         let init = roxie::verbs::QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
         let setup = Setup { qp_type: QpType::Uc, ..Setup::default() };
-        let all: Vec<_> = (0..qps).map(|_| host.create_qp_as(init, 64)).collect();
+        let all: Vec<_> = (0..qps).map(|_| host.queue_pair().init(init).cq_entries(64).create()).collect();
         for (number, qp) in all.iter().enumerate() {
             for mut attr in attributes(&host, &setup) {
                 // The destination QPN identifies the sending QP.

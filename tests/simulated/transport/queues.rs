@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ObjectKind, ReceiveSource};
+use roxie::nic::{Command, ControlError, MemoryCommand, ObjectKind};
 use roxie::shared::work_queue::Payload;
-use roxie::shared::{Armed, CompletionRing, RecvRing};
+use roxie::shared::{Armed, CompletionRing};
 use roxie::time::Nanos;
-use roxie::verbs::{CqIndex, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc, WcFlags, WcStatus};
+use roxie::verbs::{CqIndex, QpState, Qpn, SendWr, Wc, WcFlags, WcStatus};
 use roxie::wire::{Bth, Ext, NakCode, Opcode, Psn};
 
 use crate::transport::{Answer, FIRST, Setup, Stage};
@@ -27,12 +27,8 @@ impl Watched {
     fn new(entries: u32) -> Watched {
         let mut stage = Stage::new();
         let channel = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"));
-        let ring = CompletionRing::new(entries).expect("memory");
-        let make = MemoryCommand::CreateCq { ring: ring.clone(), notify: Some(Arc::clone(&channel).into()) };
-        let Ok(Reply::Cq(cq)) = stage.host.call(stage.now, make) else { panic!("no queue") };
-        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
-        let source = ReceiveSource::Own(RecvRing::new(64, 1).expect("memory"));
-        stage.qp = stage.host.create_qp_on(init, source, (cq, ring.clone()));
+        let (cq, ring) = stage.host.create_cq(entries, Some(Arc::clone(&channel)));
+        stage.qp = stage.host.queue_pair().signal_all().cq((cq, ring.clone())).create();
         stage.connect(&Setup::default());
         for id in 0..64 {
             stage.receive(id, 0, 8);

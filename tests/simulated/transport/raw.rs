@@ -34,7 +34,7 @@ fn stage() -> Stage {
 
 pub(crate) fn another(stage: &mut Stage) -> HostQp {
     let init = QpInit { qp_type: QpType::RawPacket, caps: QpCaps::default(), sq_sig_all: true };
-    let qp = stage.host.create_qp_as(init, 16);
+    let qp = stage.host.queue_pair().init(init).create();
     for attr in attributes() {
         stage.host.modify(stage.now, &qp, &attr).expect("a legal transition");
     }
@@ -350,7 +350,7 @@ fn invalid_rss_table_is_refused() {
     let mut stage = stage();
     let hash = RxHash { key: [1; RX_HASH_KEY], fields: RxHashFields::SOURCE_IPV4 };
     let (pd, own) = (stage.host.pd(), stage.qp.handle.index);
-    let rc = stage.host.create_qp(QpCaps::default(), true, 4).handle.index;
+    let rc = stage.host.queue_pair().signal_all().cq_entries(4).create().handle.index;
     let mut make = |table: Vec<_>| {
         let made = stage.host.call_now(Command::CreateRssQp(pd, Box::new(Rss { hash, table })))?;
         if let NicAnswer::Qp(handle) = made { Ok(handle.index) } else { panic!("a QP: {made:?}") }
@@ -373,7 +373,7 @@ fn flow_is_refused_if_the_port_cannot_steer() {
     let config = NicConfig { limits: Limits::small(), ..NicConfig::default() };
     let mut host = Host::new(1, config, Box::new(closed));
     let init = QpInit { qp_type: QpType::RawPacket, caps: QpCaps::default(), sq_sig_all: true };
-    let qp = host.create_qp_as(init, 16).handle.index;
+    let qp = host.queue_pair().init(init).create().handle.index;
     let refused = host.call_now(Command::CreateFlow(qp, Box::new(of_type(0, TYPE))));
     assert!(matches!(&refused, Err(ControlError::Steer(why)) if why.contains("not open yet")), "{refused:?}");
     assert_eq!(host.worker.nic().objects().flows, 0);

@@ -159,7 +159,7 @@ fn new_ack_restarts_the_timer() {
 fn unsignaled_request_completes_only_on_error() {
     let mut stage = Stage::new();
     let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
-    stage.qp = stage.host.create_qp_as(init, 16);
+    stage.qp = stage.host.queue_pair().init(init).create();
     stage.connect(&Setup::default());
     let flags = [SendFlags::empty(), SendFlags::SIGNALED, SendFlags::empty(), SendFlags::empty()];
     for (id, flags) in (1..).zip(flags) {

@@ -38,7 +38,7 @@ impl Senders {
         let init = QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
         let setup = Setup { qp_type: QpType::Uc, ..Setup::default() };
         let memory = host.register(1 << 16, Access::READ_WRITE);
-        let qps = (0..qps).map(|_| host.create_qp_as(init, 64)).collect();
+        let qps = (0..qps).map(|_| host.queue_pair().init(init).cq_entries(64).create()).collect();
         Senders { host, peer, sent: vec![0; 16], qps, memory, setup, now: Nanos::ZERO }
     }
 

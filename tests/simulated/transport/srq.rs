@@ -34,7 +34,7 @@ fn staged(setup: Setup, max_wr: u32) -> (Stage, HostSrq) {
 
 fn another(stage: &mut Stage, srq: &HostSrq, qp_type: QpType) -> HostQp {
     let init = QpInit { qp_type, caps: QpCaps::default(), sq_sig_all: true };
-    let qp = stage.host.create_qp_from(init, ReceiveSource::Shared(srq.index), 16);
+    let qp = stage.host.queue_pair().init(init).receives(ReceiveSource::Shared(srq.index)).create();
     let setup = Setup { qp_type, ..Setup::default() };
     for attr in crate::transport::attributes(&stage.host, &setup) {
         stage.host.modify(stage.now, &qp, &attr).expect("a legal transition");
@@ -269,7 +269,7 @@ fn srq_sges_use_the_srqs_pd() {
     let make = MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring: ring.clone() };
     let Ok(Reply::Srq(index, _)) = stage.host.call(stage.now, make) else { panic!("no queue") };
     let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
-    stage.qp = stage.host.create_qp_from(init, ReceiveSource::Shared(index), 16);
+    stage.qp = stage.host.queue_pair().init(init).receives(ReceiveSource::Shared(index)).create();
     stage.connect(&Setup::default());
     ring.post(1, &[Sge { addr: 0x5000, length: 8, lkey: LKey(key) }]).expect("room");
     ring.post(2, &[stage.memory.sge(0, 8)]).expect("room");

@@ -1,9 +1,8 @@
 //! The states of a QP, its transitions, and its destruction.
 
-use roxie::nic::{Command, ControlError, ObjectKind, ReceiveSource};
-use roxie::shared::RecvRing;
+use roxie::nic::{Command, ControlError, ObjectKind};
 use roxie::time::Nanos;
-use roxie::verbs::{EventKind, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, SendFlags, WcStatus, WrOpcode};
+use roxie::verbs::{EventKind, Psn, QpAttr, QpCaps, QpState, SendFlags, WcStatus, WrOpcode};
 use roxie::wire::{Bth, Ext, Opcode, Syndrome};
 
 use crate::transport::{Answer, FIRST, Setup, Stage, TIMEOUT, attributes};
@@ -297,11 +296,8 @@ fn refused_modify_qp_changes_nothing() {
 /// all.
 fn long_queues(count: u32) -> Stage {
     let mut stage = Stage::new();
-    let cq = stage.host.create_cq(4 * count);
     let caps = QpCaps { max_send_wr: count, max_recv_wr: count, ..QpCaps::default() };
-    let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
-    let receives = ReceiveSource::Own(RecvRing::new(count, 1).expect("memory"));
-    stage.qp = stage.host.create_qp_on(init, receives, cq);
+    stage.qp = stage.host.queue_pair().caps(caps).signal_all().cq_entries(4 * count).create();
     stage.connect(&Setup::default());
     modify_to(&mut stage, QpState::Sqd);
     for id in 0..u64::from(count) {

@@ -1,7 +1,6 @@
 //! The unreliable connection (IBTA 9.8.2, 9.9.2.2, 9.9.3.2).
 
-use roxie::nic::{Answer as Reply, Command, ReceiveSource};
-use roxie::shared::RecvRing;
+use roxie::nic::{Answer as Reply, Command};
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
@@ -129,11 +128,9 @@ fn failed_send_stops_only_the_send_queue() {
 #[test]
 fn send_queue_is_flushed_before_it_sends_again() {
     let mut stage = stage();
-    let cq = stage.host.create_cq(512);
     let caps = QpCaps { max_send_wr: 256, ..QpCaps::default() };
     let init = QpInit { qp_type: QpType::Uc, caps, sq_sig_all: true };
-    let receives = ReceiveSource::Own(RecvRing::new(1, 1).expect("memory"));
-    stage.qp = stage.host.create_qp_on(init, receives, cq);
+    stage.qp = stage.host.queue_pair().init(init).cq_entries(512).create();
     stage.connect(&Setup { qp_type: QpType::Uc, ..Setup::default() });
     modify_to(&mut stage, QpState::Sqd);
     stage.post_as(0, WrOpcode::Read, SendFlags::SIGNALED, 8);

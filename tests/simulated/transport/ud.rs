@@ -59,7 +59,8 @@ fn arrive(stage: &mut Stage, to: Qpn, qkey: u32, payload: &[u8]) {
 }
 
 fn another_qp(stage: &mut Stage, qp_type: QpType) -> HostQp {
-    let qp = stage.host.create_qp_as(QpInit { qp_type, caps: QpCaps::default(), sq_sig_all: true }, 16);
+    let qp =
+        stage.host.queue_pair().init(QpInit { qp_type, caps: QpCaps::default(), sq_sig_all: true }).create();
     for attr in attributes(qp_type) {
         stage.host.modify(stage.now, &qp, &attr).expect("a legal transition");
     }
@@ -549,7 +550,7 @@ fn sender_does_not_receive_its_own_multicast() {
 fn multicast_attach_requires_ud_qp_and_multicast_gid() {
     let mut stage = stage();
     let caps = QpCaps::default();
-    let rc = stage.host.create_qp(caps, true, 16);
+    let rc = stage.host.queue_pair().caps(caps).signal_all().create();
     let refused = stage.host.call(stage.now, Command::AttachMulticast(rc.handle.index, group()));
     assert_eq!(refused.err(), Some(ControlError::NotDatagram(QpType::Rc)));
     let unicast = Gid::from(Host::address(2, false));

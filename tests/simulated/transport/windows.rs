@@ -5,8 +5,8 @@ use roxie::nic::{Answer as Reply, Command, ControlError, ObjectKind};
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, EventKind, LKey, MwIndex, MwType, QpCaps, QpState, RKey, SendFlags, SendWr, WcFlags, WcOpcode,
-    WcStatus, WindowBind, WrOpcode,
+    Access, EventKind, LKey, MwIndex, MwType, QpState, RKey, SendFlags, SendWr, WcFlags, WcOpcode, WcStatus,
+    WindowBind, WrOpcode,
 };
 use roxie::wire::{Ext, NakCode, Opcode, Reth, Syndrome};
 
@@ -79,7 +79,7 @@ impl Stage {
             length: 8,
             access: Access::REMOTE_READ,
         };
-        let other = self.host.create_qp(QpCaps::default(), true, 16);
+        let other = self.host.queue_pair().signal_all().create();
         for attr in crate::transport::attributes(&self.host, &Setup::default()) {
             self.host.modify(self.now, &other, &attr).expect("a legal transition");
         }
@@ -127,7 +127,7 @@ fn bound_window_grants_access_to_its_range() {
 pub(crate) fn type_2_window_serves_only_its_qp() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
-    let other = stage.host.create_qp(QpCaps::default(), true, 16);
+    let other = stage.host.queue_pair().signal_all().create();
     for attr in crate::transport::attributes(&stage.host, &crate::transport::Setup::default()) {
         stage.host.modify(stage.now, &other, &attr).expect("a legal transition");
     }

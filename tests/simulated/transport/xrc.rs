@@ -55,7 +55,7 @@ impl Target {
     fn connect(&mut self) {
         let setup = Setup { qp_type: QpType::XrcRecv, ..Setup::default() };
         for attr in crate::transport::attributes(&self.stage.host, &setup) {
-            self.stage.host.modify_at(self.stage.now, self.qp.index, &attr).expect("a legal transition");
+            self.stage.host.modify(self.stage.now, self.qp.index, &attr).expect("a legal transition");
         }
     }
 
@@ -89,7 +89,7 @@ impl Target {
     }
 
     fn state(&mut self) -> QpState {
-        self.stage.host.query_at(self.stage.now, self.qp.index).state
+        self.stage.host.query(self.stage.now, self.qp.index).state
     }
 
     fn call(&mut self, command: impl Into<Command>) -> Result<Reply, ControlError> {
@@ -98,7 +98,7 @@ impl Target {
 }
 
 fn queue(stage: &mut Stage, xrcd: XrcdId) -> (HostSrq, CompletionRing) {
-    let (cq, ring) = stage.host.create_cq(16);
+    let (cq, ring) = stage.host.create_cq(16, None);
     let init = SrqInit { kind: SrqKind::Xrc { xrcd, cq }, limit: 0 };
     (stage.host.create_srq(init, 4, 2), ring)
 }
@@ -194,7 +194,7 @@ fn foreign(target: &mut Target) -> (Srqn, PdId, u32, HostMemory) {
         memory: memory.clone(),
     };
     let Ok(Reply::Memory(_, key)) = target.call(register) else { panic!("no region") };
-    let (cq, _) = target.stage.host.create_cq(16);
+    let (cq, _) = target.stage.host.create_cq(16, None);
     let init = SrqInit { kind: SrqKind::Xrc { xrcd: target.xrcd, cq }, limit: 0 };
     let ring = RecvRing::new(4, 1).expect("memory");
     let Ok(Reply::Srq(_, srqn)) = target.call(MemoryCommand::CreateSrq { pd, init, ring }) else {
@@ -274,7 +274,7 @@ fn destroyed_srq_drops_the_begun_receive() {
 #[test]
 fn cq_overflow_fails_the_srq_and_target() {
     let mut target = Target::new();
-    let (cq, _) = target.stage.host.create_cq(1);
+    let (cq, _) = target.stage.host.create_cq(1, None);
     let init = SrqInit { kind: SrqKind::Xrc { xrcd: target.xrcd, cq }, limit: 0 };
     let srq = target.stage.host.create_srq(init, 4, 1);
     for id in 0..4 {
@@ -302,7 +302,7 @@ fn cq_overflow_fails_the_srq_and_target() {
 fn initiator() -> Stage {
     let mut stage = Stage::new();
     let init = QpInit { qp_type: QpType::XrcSend, caps: QpCaps::default(), sq_sig_all: true };
-    stage.qp = stage.host.create_qp_from(init, ReceiveSource::None, 16);
+    stage.qp = stage.host.queue_pair().init(init).receives(ReceiveSource::None).create();
     stage.connect(&Setup { qp_type: QpType::XrcSend, ..Setup::default() });
     stage
 }
@@ -478,7 +478,7 @@ fn reset_xrc_target_connects_again() {
     target.post(0, 10, 64);
     target.send(0, 0);
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
-    target.stage.host.modify_at(target.stage.now, target.qp.index, &reset).expect("from every state");
+    target.stage.host.modify(target.stage.now, target.qp.index, &reset).expect("from every state");
     target.connect();
     target.post(0, 11, 64);
     assert_eq!(target.send(0, 0), [ack(0)]);
