@@ -56,9 +56,10 @@ pub struct HostQp {
     pub cq: CompletionRing,
     /// Index of the completion queue in the NIC's table.
     pub cq_index: CqIndex,
-    sends: SendRing,
-    /// `None`: the QP uses a shared receive queue, or has no receive queue.
-    receives: Option<RecvRing>,
+    /// Send queue.
+    pub sends: SendRing,
+    /// Receive queue; `None`: the QP uses a shared one, or has none.
+    pub receives: Option<RecvRing>,
 }
 
 impl From<&HostQp> for QpIndex {
@@ -148,7 +149,8 @@ pub struct HostSrq {
     pub index: SrqIndex,
     /// Number by which XRC requests name the queue.
     pub number: Srqn,
-    ring: RecvRing,
+    /// The queue, to which receives are posted.
+    pub ring: RecvRing,
 }
 
 /// A registered memory region.
@@ -398,33 +400,6 @@ impl Host {
             Ok(Answer::Qp(handle)) => handle,
             other => panic!("an XRC target: {other:?}"),
         }
-    }
-
-    /// Creates an XRC target QP with unused queues, so that it can be handled like any other QP.
-    ///
-    /// # Panics
-    /// If the NIC refuses.
-    pub fn create_xrc_target_on(
-        &mut self,
-        xrcd: XrcdId,
-        (cq_index, cq): (CqIndex, CompletionRing),
-    ) -> HostQp {
-        let handle = self.create_xrc_target(xrcd);
-        let sends = SendRing::new(1, 0, 0).expect("memory");
-        HostQp { handle, cq, cq_index, sends, receives: None }
-    }
-
-    /// Posts a receive to a shared queue.
-    ///
-    /// # Errors
-    /// If the queue is full.
-    pub fn post_srq_recv(&self, srq: &HostSrq, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        srq.ring.post(wr_id, sges).map(drop)
-    }
-
-    /// Returns the memory of a shared receive queue, for a test to overwrite.
-    pub fn srq_words<'a>(&self, srq: &'a HostSrq) -> &'a [AtomicU64] {
-        srq.ring.words()
     }
 
     /// Creates an address handle.

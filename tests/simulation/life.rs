@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::nic::{Answer, Command, ControlError, ReceiveSource};
+use roxie::shared::SendRing;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, AddressVector, AsyncEvent, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
 use roxie::wire::Qpn;
 use roxie::wire::net::multicast_mac;
-use roxie_sim::Host;
 use roxie_sim::fabric::Hosts;
+use roxie_sim::{Host, HostQp};
 
 use crate::congested::Ends;
 use crate::flow::{Flow, Patch, QKEY, Standing, caps};
@@ -161,7 +162,10 @@ impl Link {
             }
             (Service::Xrc, Some(srq)) => {
                 let domain = srq.domain().expect("open while a queue is there");
-                host.create_xrc_target_on(domain, cq)
+                let (handle, (cq_index, cq)) = (host.create_xrc_target(domain), cq);
+                // A target sends by no work request.
+                let sends = SendRing::new(1, 0, 0).expect("memory");
+                HostQp { handle, cq, cq_index, sends, receives: None }
             }
             (_, None) => host.queue_pair().init(init).cq(cq).create(),
             (_, Some(srq)) => {

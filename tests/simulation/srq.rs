@@ -134,7 +134,7 @@ impl SharedQueue {
             }
             let (at, pieces) = (self.layout.offsets[slot], 1 + slot as u32 % 4);
             let sges = split(&self.inbox.region, at, self.room, pieces);
-            if host.post_srq_recv(queue, RECEIVE | self.posted, &sges).is_err() {
+            if queue.ring.post(RECEIVE | self.posted, &sges).is_err() {
                 return false;
             }
             // Stale bytes must not look like a part of the next message.

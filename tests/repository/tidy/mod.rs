@@ -60,7 +60,6 @@ const LONG: &[(&str, &str)] = &[
     ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
     ("src/nic/shared/work_queue.rs", "both ends of one ring: what one writes the other reads"),
     ("src/roxie/host/orphan_table.rs", "a handover: how its records are written, read and settled"),
-    ("src/sim/host.rs", "an application's side of every queue and command"),
     ("src/wire/headers.rs", "one header after the other, each a few lines"),
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
 ];

@@ -199,7 +199,7 @@ fn held_completion_enters_no_later_cq() {
     for attr in attributes(&stage.host, &setup) {
         stage.host.modify(stage.now, target.index, &attr).expect("a legal transition");
     }
-    stage.host.post_srq_recv(&srq, 7, &[client.sge(0, 64)]).expect("room");
+    srq.ring.post(7, &[client.sge(0, 64)]).expect("room");
     let bth = Bth { opcode: Opcode::XRC_SEND_ONLY, dest_qp: target.qpn, ack_req: true, ..Bth::default() };
     stage.send(&bth, &Ext::Xrc(XrcEth { srqn: srq.number.0 }), &[5; 12]);
     assert_eq!(stage.answers(), []);

@@ -45,7 +45,7 @@ fn another(stage: &mut Stage, srq: &HostSrq, qp_type: QpType) -> HostQp {
 fn post(stage: &Stage, srq: &HostSrq, ids: std::ops::Range<u64>) {
     for id in ids {
         let sges = [stage.memory.sge(id % 32 * u64::from(ROOM), ROOM)];
-        stage.host.post_srq_recv(srq, id, &sges).expect("room for a receive");
+        srq.ring.post(id, &sges).expect("room for a receive");
     }
 }
 
@@ -201,7 +201,7 @@ fn qp_without_srq_raises_no_last_wqe_event() {
 #[test]
 fn refused_message_consumes_one_srq_receive() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
-    stage.host.post_srq_recv(&srq, 7, &[stage.memory.sge(0, 1)]).expect("room");
+    srq.ring.post(7, &[stage.memory.sge(0, 1)]).expect("room");
     post(&stage, &srq, 8..9);
     let to = stage.qp.handle.qpn;
     let refused = send(&mut stage, to, Opcode::RC_SEND_ONLY, 0, &[1, 2]);
@@ -235,7 +235,7 @@ fn srq_resize_keeps_the_order_of_receives() {
     assert_eq!(small, Err(refused));
     stage.host.resize_srq(stage.now, &mut srq, 9).expect("larger");
     post(&stage, &srq, 4..10);
-    let full = stage.host.post_srq_recv(&srq, 10, &[]);
+    let full = srq.ring.post(10, &[]);
     assert_eq!(full, Err(PostError::QueueFull { outstanding: 9, capacity: 9 }));
     send(&mut stage, to, Opcode::RC_SEND_LAST, 1, &[1]);
     for psn in 2..11 {
@@ -331,7 +331,7 @@ fn corrupted_srq_fails_with_its_qps() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     post(&stage, &srq, 0..1);
     // The first word is the producer index, which now exceeds the ring's size.
-    stage.host.srq_words(&srq)[0].store(1 << 20, Relaxed);
+    srq.ring.words()[0].store(1 << 20, Relaxed);
     let to = stage.qp.handle.qpn;
     send(&mut stage, to, Opcode::RC_SEND_ONLY, 0, &[1]);
     let qp = stage.qp.handle.index;

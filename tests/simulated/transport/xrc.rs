@@ -61,7 +61,7 @@ impl Target {
 
     pub(crate) fn post(&self, queue: usize, wr_id: u64, length: u32) {
         let sges = [self.stage.memory.sge(0, length)];
-        self.stage.host.post_srq_recv(&self.queues[queue].0, wr_id, &sges).expect("room");
+        self.queues[queue].0.ring.post(wr_id, &sges).expect("room");
     }
 
     pub(crate) fn request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Said {
@@ -278,7 +278,7 @@ fn cq_overflow_fails_the_srq_and_target() {
     let init = SrqInit { kind: SrqKind::Xrc { xrcd: target.xrcd, cq }, limit: 0 };
     let srq = target.stage.host.create_srq(init, 4, 1);
     for id in 0..4 {
-        target.stage.host.post_srq_recv(&srq, id, &[target.stage.memory.sge(0, 8)]).expect("room");
+        srq.ring.post(id, &[target.stage.memory.sge(0, 8)]).expect("room");
     }
     let ext = Ext::Xrc(xrc(srq.number));
     target.request(Opcode::XRC_SEND_ONLY, 0, ext, &[1]);
@@ -491,7 +491,7 @@ fn corrupted_srq_is_refused() {
     let mut target = Target::new();
     target.post(0, 1, 8);
     // The first word is the producer index, which now exceeds the ring's size.
-    target.stage.host.srq_words(&target.queues[0].0)[0].store(1 << 20, std::sync::atomic::Ordering::Relaxed);
+    target.queues[0].0.ring.words()[0].store(1 << 20, std::sync::atomic::Ordering::Relaxed);
     let not_ready = (Opcode::XRC_ACKNOWLEDGE, 0, Some(Syndrome::RnrNak { timer: 12 }));
     assert_eq!(target.send(0, 0), [not_ready], "the corruption is found");
     assert_eq!(target.send(0, 0), [nak(0, NakCode::InvalidRequest)]);
