@@ -10,7 +10,8 @@ use super::command::{Answer, ControlError};
 use super::object::{Object, ObjectKind};
 use super::table::Table;
 use crate::shared::{CompletionRing, EventCounter, Move};
-use crate::transport::coverage::{EventEffect, Watch};
+use crate::transport::coverage::EventEffect;
+use crate::transport::door;
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, Wc, WcStatus};
 use roxie_base::limits::MAX_CQE;
 use roxie_base::time::Nanos;
@@ -42,28 +43,25 @@ struct Moderation {
 }
 
 impl Moderation {
-    /// Counts a completion. True: raise the event now.
-    fn note(&mut self, now: Nanos, ring: &CompletionRing, wc: &Wc) -> bool {
+    /// Counts a completion. Returns its effect on the event.
+    fn note(&mut self, now: Nanos, ring: &CompletionRing, wc: &Wc) -> EventEffect {
         if self.held == 0 {
             if !ring.disarm_for(wc) {
-                Watch::notice(EventEffect::Unasked);
-                return false;
+                return EventEffect::Unasked;
             }
             self.due = now + self.period;
         }
         self.held += 1;
-        let failed = wc.status != WcStatus::Success;
-        let leaves = self.held >= self.count || failed;
-        Watch::notice(match (leaves, failed, self.held) {
-            (true, true, _) => EventEffect::ByFailure,
-            (true, false, _) => EventEffect::ByCount,
-            (false, _, 1) => EventEffect::HeldBack,
-            (false, ..) => EventEffect::Joined,
-        });
-        if leaves {
+        let effect = match self.held {
+            _ if wc.status != WcStatus::Success => EventEffect::ByFailure,
+            held if held >= self.count => EventEffect::ByCount,
+            1 => EventEffect::HeldBack,
+            _ => EventEffect::Joined,
+        };
+        if effect.raises() {
             self.release();
         }
-        leaves
+        effect
     }
 
     fn release(&mut self) {
@@ -89,6 +87,13 @@ impl CqEntry {
             channel.raise();
         }
     }
+}
+
+/// True if an effect of `times` completions raises their event.
+#[inline(always)]
+fn raises(effect: EventEffect, times: usize) -> bool {
+    door::event(effect, times);
+    times > 0 && effect.raises()
 }
 
 /// Numbers of published completions, which wrap.
@@ -195,13 +200,12 @@ impl CompletionQueues {
         let wakes = match &mut entry.moderation {
             None => {
                 let count = pushed.len();
-                let wakes = count > 0 && entry.ring.disarm_for_any(pushed);
-                Watch::notices(EventEffect::AtOnce, usize::from(wakes));
-                Watch::notices(EventEffect::Unasked, count - usize::from(wakes));
-                wakes
+                let wakes = usize::from(count > 0 && entry.ring.disarm_for_any(pushed));
+                raises(EventEffect::AtOnce, wakes) | raises(EventEffect::Unasked, count - wakes)
             }
             Some(moderation) => {
-                let wakes = pushed.fold(false, |wakes, wc| moderation.note(now, &entry.ring, wc) | wakes);
+                let mut note = |wc| raises(moderation.note(now, &entry.ring, wc), 1);
+                let wakes = pushed.fold(false, |wakes, wc| note(wc) | wakes);
                 self.events_due = self.events_due.min(moderation.due);
                 wakes
             }
@@ -219,12 +223,13 @@ impl CompletionQueues {
         for index in 0..self.table.places() {
             let Some(entry) = self.table.get_mut(index) else { continue };
             let Some(moderation) = &mut entry.moderation else { continue };
-            if moderation.due <= now {
-                moderation.release();
-                Watch::notice(EventEffect::ByTime);
-                entry.wake();
-            } else {
+            if moderation.due > now {
                 self.events_due = self.events_due.min(moderation.due);
+                continue;
+            }
+            moderation.release();
+            if raises(EventEffect::ByTime, 1) {
+                entry.wake();
             }
         }
     }
@@ -285,8 +290,8 @@ impl CompletionQueues {
         }
         let entry = self.get_mut(cq)?;
         // Raise an event that was delayed under the previous parameters.
-        if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
-            Watch::notice(EventEffect::ByCommand);
+        let is_held = entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0);
+        if raises(EventEffect::ByCommand, usize::from(is_held)) {
             entry.wake();
         }
         let moderation = || Box::new(Moderation { count, period, held: 0, due: Nanos::MAX });

@@ -5,7 +5,6 @@ use super::receive::solve_id;
 use super::srq::Receives;
 use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
 use crate::transport::Verdict;
-use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::requester::fast_path::{Payload, PlannedSend};
 use crate::transport::responder::fast_path::ReadResponse;
 use crate::verbs::QpIndex;
@@ -44,7 +43,6 @@ impl Nic {
         let placed = entry.qp.place_of(&self.memory, &due, packet, receive)?;
         let bytes = received.frame.slices(packet.payload());
         self.dma.write(&self.memory, QpIndex(index), placed.to, bytes).ok()?;
-        let watch = Watch::fast_arrival(&entry.qp, packet);
         if let (Some(_), Receives::Own(ring, position)) = (receive, &mut entry.receives) {
             //= IBTA 10.8.3: receives-complete-in-order
             *position = position.wrapping_add(1);
@@ -61,8 +59,6 @@ impl Nic {
         if let Some(completion) = completion {
             self.out.completions.push(completion);
         }
-        watch.moved(&entry.qp, TimerCause::Packet);
-        Watch::fast_judged(&entry.qp, packet, &Verdict::Executed);
         self.scheduler.mark_changed(&mut entry.schedule);
         Some(Received { qp: QpIndex(index), is_response: false, hidden_id })
     }
@@ -86,17 +82,13 @@ impl Nic {
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;
         split!(self, now, entry => qp, ctx);
-        let watch = Watch::fast_arrival(qp, packet);
         qp.answered(&mut ctx, &awaited);
-        watch.moved(qp, TimerCause::Packet);
-        Watch::fast_judged(qp, packet, &Verdict::Acknowledged);
         Some(Received { qp: QpIndex(index), is_response: true, hidden_id })
     }
 
-    /// Sends the next packet of a QP in transmit slot `slot` in the fast path, if it is a new request that need not
-    /// wait. `room` returns the frame for a number of bytes.
+    /// Sends the next packet of a QP for [`send_fast`](Self::send_fast).
     #[inline(always)]
-    pub fn send_fast<'f>(
+    pub(super) fn send_next<'f>(
         &mut self,
         now: Nanos,
         index: QpIndex,
@@ -130,9 +122,7 @@ impl Nic {
         self.scheduler.charge(&entry.schedule, frame_len);
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(length);
-        let watch = Watch::timer(&entry.qp);
         entry.qp.sent_fast(now, &bth);
-        watch.moved(&entry.qp, TimerCause::Sent);
         Sent::Done(TxReason::New)
     }
 
@@ -159,9 +149,7 @@ impl Nic {
         self.scheduler.charge(&entry.schedule, frame_len);
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(length);
-        let watch = Watch::timer(&entry.qp);
         entry.qp.read_response_sent();
-        watch.moved(&entry.qp, TimerCause::Sent);
         Sent::Done(TxReason::Answer)
     }
 }
@@ -191,11 +179,19 @@ pub(super) struct Received {
     hidden_id: Option<u16>,
 }
 
+impl Received {
+    /// Returns the outcome at the QP.
+    #[inline(always)]
+    pub(super) fn verdict(&self) -> Verdict {
+        if self.is_response { Verdict::Acknowledged } else { Verdict::Executed }
+    }
+}
+
 impl From<Received> for RxOutcome {
     #[inline(always)]
-    fn from(Received { qp, is_response, hidden_id }: Received) -> RxOutcome {
-        let verdict = if is_response { Verdict::Acknowledged } else { Verdict::Executed };
-        RxOutcome::Judged { qp, verdict, hidden_id }
+    fn from(received: Received) -> RxOutcome {
+        let verdict = received.verdict();
+        RxOutcome::Judged { qp: received.qp, verdict, hidden_id: received.hidden_id }
     }
 }
 

@@ -85,8 +85,7 @@ use std::sync::Arc;
 use crate::congestion::{LastNotification, Settings, SharedRate};
 use crate::shared::SendRing;
 use crate::shared::remote_memory::RemoteMemory;
-use crate::transport::coverage::{TimerCause, Watch};
-use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
+use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp, door};
 use crate::verbs::{AsyncEvent, Mtu, QpIndex, QpState, Rss};
 use congestion::Congestion;
 use cq::CompletionQueues;
@@ -368,9 +367,7 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         // The deadline may have moved since the timer was set: then nothing happens, and `update_changed` sets the
         // timer again.
-        let watch = Watch::timer(qp);
-        let expired = qp.handle_timeout(&mut ctx);
-        watch.moved(qp, TimerCause::Time);
+        let expired = door::handle_timeout(qp, &mut ctx);
         if let Some(verdict) = expired {
             entry.log.note_timeout(now, verdict);
         }

@@ -9,9 +9,8 @@ use super::srq::{Receives, Srqs, check_sizes};
 use super::{Nic, QpEntry, split};
 use crate::congestion::LastNotification;
 use crate::shared::SendRing;
-use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::send_queue::SendQueue;
-use crate::transport::{Qp, QpConfig};
+use crate::transport::{Qp, QpConfig, door};
 use crate::verbs::{
     CqIndex, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, XrcdId, check_transition,
 };
@@ -207,9 +206,7 @@ impl Nic {
         }
         let attr = &attr;
         split!(self, now, entry => qp, ctx);
-        let watch = Watch::timer(qp);
-        qp.modify(&mut ctx, attr, next);
-        watch.moved(qp, TimerCause::Command);
+        door::modify(qp, &mut ctx, attr, next);
         entry.notification_due &= next != QpState::Reset;
         if next == QpState::Reset {
             entry.sends.reset();

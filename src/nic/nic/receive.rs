@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use super::fast_path::Received;
 use super::{Nic, QpEntry, SetAside, split};
-use crate::transport::Verdict;
-use crate::transport::coverage::{TimerCause, Watch};
+use crate::transport::{Verdict, door};
 use crate::verbs::{QpIndex, QpType};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::Frame;
@@ -105,7 +105,13 @@ impl Nic {
         let mut store = [0; HEADERS];
         let fast = FastPacket::of(&received.frame, &mut store);
         if let Some(packet) = &fast
-            && let Some(fast) = self.receive_fast(now, packet, received)
+            && let Some(fast) = door::receive_fast(
+                self,
+                packet,
+                |nic| Some(&nic.qps.get(nic.qps.name_of(packet.bth().dest_qp.value())?)?.qp),
+                |nic| nic.receive_fast(now, packet, received),
+                Received::verdict,
+            )
         {
             return fast.into();
         }
@@ -249,10 +255,7 @@ impl Nic {
         if self.congestion.measures_delay {
             ctx.out.arrived = received.arrived.unwrap_or(now);
         }
-        let watch = Watch::arrival(qp, packet);
-        let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
-        watch.moved(qp, TimerCause::Packet);
-        Watch::judged(qp, packet, &verdict);
+        let mut verdict = door::handle_packet(qp, &mut ctx, packet, received.index);
         entry.has_received |= verdict.is_of_connection() || entry.has_probed && verdict == Verdict::Ghost;
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);

@@ -2,9 +2,8 @@
 
 use super::gsi::names_foreign_qp;
 use super::host_side::DmaOut;
-use super::{Nic, split};
-use crate::transport::coverage::{TimerCause, Watch};
-use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};
+use super::{Nic, Sent, split};
+use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan, door};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::FrameMut;
@@ -119,6 +118,25 @@ impl Nic {
         self.scheduler.mark_changed(&mut entry.schedule);
     }
 
+    /// Sends the next packet of a QP in transmit slot `slot` in the fast path, if it is a new request that need not
+    /// wait, or a READ response. `room` returns the frame for a number of bytes.
+    #[inline(always)]
+    pub fn send_fast<'f>(
+        &mut self,
+        now: Nanos,
+        index: QpIndex,
+        slot: u16,
+        room: impl FnOnce(usize) -> Option<FrameMut<'f>>,
+    ) -> Sent {
+        door::send_fast(
+            self,
+            |nic| Some(&nic.qps.get(index.0)?.qp),
+            |nic| nic.send_next(now, index, slot, room),
+            |sent| matches!(sent, Sent::Done(_)),
+            Sent::Other,
+        )
+    }
+
     /// Plans the next packet of an urgent turn: a notification, then acknowledgements.
     #[cold]
     fn plan_urgent(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
@@ -221,9 +239,7 @@ impl Nic {
         }
         self.scheduler.charge(&entry.schedule, frame.len());
         split!(self, now, entry => qp, ctx);
-        let watch = Watch::timer(qp);
-        qp.sent(&mut ctx, plan);
-        watch.moved(qp, TimerCause::Sent);
+        door::sent(qp, &mut ctx, plan);
     }
 
     /// Writes a notification, which has a traffic class of its own, and is ECN-capable as on a ConnectX.

@@ -170,6 +170,18 @@ impl EventEffect {
         EventEffect::ByTime,
         EventEffect::ByCommand,
     ];
+
+    /// True if the event is raised.
+    pub(crate) fn raises(self) -> bool {
+        match self {
+            EventEffect::Unasked | EventEffect::HeldBack | EventEffect::Joined => false,
+            EventEffect::AtOnce
+            | EventEffect::ByCount
+            | EventEffect::ByFailure
+            | EventEffect::ByTime
+            | EventEffect::ByCommand => true,
+        }
+    }
 }
 
 const SERVICES: usize = 8;
@@ -294,21 +306,10 @@ mod record {
 
         /// Records a received packet.
         pub(crate) fn arrival(qp: &Qp, packet: &Packet) -> Watch {
-            if let Some(place) = place_of(qp, packet) {
-                let arrival = Arrival { state: qp.state(), opcode: packet.bth.opcode, place };
+            if let Some(arrival) = arrival_of(qp, packet) {
                 note(|record| record.arrivals[Coverage::arrival_index(arrival)] += 1);
             }
             Watch::timer(qp)
-        }
-
-        /// Records a packet received on the fast path.
-        pub(crate) fn fast_arrival(qp: &Qp, packet: &FastPacket<'_>) -> Watch {
-            Watch::arrival(qp, &packet.read())
-        }
-
-        /// Records the verdict of a packet on the fast path.
-        pub(crate) fn fast_judged(qp: &Qp, packet: &FastPacket<'_>, verdict: &Verdict) {
-            Watch::judged(qp, &packet.read(), verdict);
         }
 
         /// Records the verdict of a received packet.
@@ -323,12 +324,9 @@ mod record {
             note(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
         }
 
-        pub(crate) fn notice(notice: EventEffect) {
-            note(|record| record.notices[notice as usize] += 1);
-        }
-
+        /// Records effects on completion events.
         pub(crate) fn notices(notice: EventEffect, times: usize) {
-            (0..times).for_each(|_| Watch::notice(notice));
+            note(|record| record.notices[notice as usize] += times as u64);
         }
 
         pub(crate) fn moved(self, qp: &Qp, by: TimerCause) {
@@ -337,6 +335,58 @@ mod record {
             let step = TimerTransition { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
             note(|record| record.moves[Coverage::move_index(step)] += 1);
         }
+    }
+
+    /// A QP before a packet that the fast path may take. Nothing is recorded if it does not.
+    #[derive(Debug)]
+    pub(crate) struct FastWatch {
+        arrival: Option<Arrival>,
+        timer: Option<Watch>,
+    }
+
+    impl FastWatch {
+        /// Observes the QP before it may receive a packet.
+        pub(crate) fn receives<'q>(
+            find: impl FnOnce() -> Option<&'q Qp>,
+            packet: &FastPacket<'_>,
+        ) -> FastWatch {
+            let qp = find();
+            let arrival = qp.and_then(|qp| arrival_of(qp, &packet.read()));
+            FastWatch { arrival, timer: qp.map(Watch::timer) }
+        }
+
+        /// Records the packet, which the QP has received.
+        pub(crate) fn received<'q>(
+            self,
+            find: impl FnOnce() -> Option<&'q Qp>,
+            packet: &FastPacket<'_>,
+            verdict: impl FnOnce() -> Verdict,
+        ) {
+            let Some((qp, watch)) = find().zip(self.timer) else { return };
+            if let Some(arrival) = self.arrival {
+                note(|record| record.arrivals[Coverage::arrival_index(arrival)] += 1);
+            }
+            watch.moved(qp, TimerCause::Packet);
+            Watch::judged(qp, &packet.read(), &verdict());
+        }
+
+        /// Observes the QP before it may send a packet.
+        pub(crate) fn sends<'q>(find: impl FnOnce() -> Option<&'q Qp>) -> FastWatch {
+            FastWatch { arrival: None, timer: find().map(Watch::timer) }
+        }
+
+        /// Records the packet, if the QP has sent one.
+        pub(crate) fn sent<'q>(self, find: impl FnOnce() -> Option<&'q Qp>, is_sent: impl FnOnce() -> bool) {
+            if let Some((qp, watch)) = find().zip(self.timer).filter(|_| is_sent()) {
+                watch.moved(qp, TimerCause::Sent);
+            }
+        }
+    }
+
+    /// Returns what a packet meets. `None`: its service is not the QP's.
+    fn arrival_of(qp: &Qp, packet: &Packet) -> Option<Arrival> {
+        let place = place_of(qp, packet)?;
+        Some(Arrival { state: qp.state(), opcode: packet.bth.opcode, place })
     }
 
     /// Returns the result for a packet that takes a receive. `None`: it takes none, or failed an earlier check.
@@ -409,18 +459,7 @@ mod record {
         }
 
         #[inline(always)]
-        pub(crate) fn fast_arrival(_: &Qp, _: &FastPacket<'_>) -> Watch {
-            Watch
-        }
-
-        #[inline(always)]
-        pub(crate) fn fast_judged(_: &Qp, _: &FastPacket<'_>, _: &Verdict) {}
-
-        #[inline(always)]
         pub(crate) fn judged(_: &Qp, _: &Packet, _: &Verdict) {}
-
-        #[inline(always)]
-        pub(crate) fn notice(_: EventEffect) {}
 
         #[inline(always)]
         pub(crate) fn notices(_: EventEffect, _: usize) {}
@@ -428,6 +467,33 @@ mod record {
         #[inline(always)]
         pub(crate) fn moved(self, _: &Qp, _: TimerCause) {}
     }
+
+    #[derive(Debug)]
+    pub(crate) struct FastWatch;
+
+    impl FastWatch {
+        #[inline(always)]
+        pub(crate) fn receives<'q>(_: impl FnOnce() -> Option<&'q Qp>, _: &FastPacket<'_>) -> FastWatch {
+            FastWatch
+        }
+
+        #[inline(always)]
+        pub(crate) fn received<'q>(
+            self,
+            _: impl FnOnce() -> Option<&'q Qp>,
+            _: &FastPacket<'_>,
+            _: impl FnOnce() -> Verdict,
+        ) {
+        }
+
+        #[inline(always)]
+        pub(crate) fn sends<'q>(_: impl FnOnce() -> Option<&'q Qp>) -> FastWatch {
+            FastWatch
+        }
+
+        #[inline(always)]
+        pub(crate) fn sent<'q>(self, _: impl FnOnce() -> Option<&'q Qp>, _: impl FnOnce() -> bool) {}
+    }
 }
 
-pub(crate) use record::Watch;
+pub(crate) use record::{FastWatch, Watch};

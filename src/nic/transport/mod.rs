@@ -20,6 +20,7 @@
 //! * `check`: the checks of a request. `rules`: what fast path and slow path decide in the same way.
 //! * `turns`: whether a request or a reply is sent next. `pacing`: congestion control and pacing.
 //! * `xrc`: additions of the extended reliable connection.
+//! * `door`: where tests observe, and plant bugs.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation once a QP is connected. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
@@ -51,15 +52,15 @@ mod verdict;
 mod xrc;
 
 mod counters;
-mod planted;
+pub mod door;
 
 pub use address::AddressHandles;
 pub use check::Check;
 pub use context::{QpConfig, QpContext};
 pub use counters::Counters;
+pub use door::PlantedBug;
 pub use memory::{KeyUser, MemoryTable, Refusal, RegionSpec, Span};
 pub use permutation::{LongPermutation, Permutation, QuickPermutation, ShortPermutation};
-pub use planted::PlantedBug;
 pub use qp::Qp;
 pub use requester::Awaits;
 pub use responder::Reply;

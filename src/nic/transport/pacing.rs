@@ -8,7 +8,7 @@
 //! the traffic cannot slow an idle QP at all, and any other no more than a switch could. In a deep incast,
 //! notifications arrive faster than data is sent: each reports the queue that earlier data has met.
 
-use super::planted::PlantedBug;
+use super::PlantedBug;
 use super::verdict::RateChange;
 use crate::congestion::{Control, Pacer, Rate, Sample, Settings, SharedRate, State};
 use crate::verbs::QpAttributes;

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::planted::PlantedBug;
+use super::PlantedBug;
 use super::{DmaIn, Gather, MemoryTable, Output, Span};
 use crate::verbs::{Access, PdId, Sge};
 use roxie_wire::Packet;

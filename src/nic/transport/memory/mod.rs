@@ -27,8 +27,8 @@ mod tests;
 
 use std::collections::VecDeque;
 
+use super::PlantedBug;
 use super::permutation::QuickPermutation;
-use super::planted::PlantedBug;
 use crate::verbs::{Access, MrIndex, MwIndex, PdId, QpIndex, name, next_generation, place_of};
 use fast::Translation;
 pub(crate) use status::MemoryName;

@@ -6,7 +6,7 @@
 use super::Qp;
 use crate::transport::requester::fast_path::{Awaited, PlannedSend};
 use crate::transport::responder::fast_path::{Destination, Due, ReadResponse};
-use crate::transport::{Ctx, MemoryTable, PlantedBug, Reply};
+use crate::transport::{Ctx, MemoryTable, Reply};
 use crate::verbs::{CqIndex, QpState, QpType, RecvWr, Sge, Wc};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
@@ -18,7 +18,7 @@ impl Qp {
     #[inline(always)]
     pub(crate) fn due(&self, packet: &FastPacket<'_>) -> Option<Due> {
         let due = Due::of(packet)?;
-        let suits = !PlantedBug::is_any() && !packet.is_ce() && self.takes_request(packet, due.bth());
+        let suits = !packet.is_ce() && self.takes_request(packet, due.bth());
         (suits && self.responder.expects(&self.context, &due)).then_some(due)
     }
 
@@ -66,7 +66,7 @@ impl Qp {
         acknowledges_first: bool,
     ) -> Option<PlannedSend> {
         let may_send = self.requester.may_send_new() && self.sends_request_first(acknowledges_first);
-        if !may_send || PlantedBug::is_any() {
+        if !may_send {
             return None;
         }
         self.requester.leaving(&self.context, limits, memory)
@@ -109,7 +109,7 @@ impl Qp {
             && self.qp_type == QpType::Rc
             && !self.pacing().is_on()
             && !self.attributes().end_to_end_credits;
-        if !is_eligible || request_precedes || PlantedBug::is_any() {
+        if !is_eligible || request_precedes {
             return None;
         }
         self.responder.next_read_response(&self.context, memory)
@@ -127,7 +127,7 @@ impl Qp {
             && !self.pacing().is_on()
             && self.fits_fast_path(packet, &packet.bth())
             && !packet.is_ce();
-        if !is_eligible || PlantedBug::is_any() {
+        if !is_eligible {
             return None;
         }
         self.requester.awaited(&self.context, memory, packet)

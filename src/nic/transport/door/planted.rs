@@ -1,4 +1,4 @@
-//! Planted bugs, by which the test harness shows that it finds such bugs.
+//! The planted bugs, by which the test harness shows that it finds such bugs.
 //!
 //! Without the feature `planted-bugs` (the default), [`PlantedBug::is`] is a constant `false`.
 
