@@ -10,7 +10,7 @@ use super::pauses_received::ReceivedPauses;
 use super::scheduler::PRIORITIES;
 use super::{Nic, QpEntry};
 use crate::congestion::{Knob, Knobs, Moderation, Settings};
-use crate::transport::{PlantedBug, Verdict};
+use crate::transport::{Verdict, door};
 use crate::verbs::{AddressVector, QpIndex, QpState};
 use roxie_base::time::Nanos;
 use roxie_wire::{Operation, Packet};
@@ -151,15 +151,13 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         //= IBTA A17.9.3: cnp-answers-a-mark
-        if entry.notification_due || !warrants_notification(entry, packet, verdict) {
+        if entry.notification_due {
             return;
         }
-        if PlantedBug::NotifiesNobody.is() {
-            return;
-        }
+        let (warrants, last) = (warrants_notification(entry, packet, verdict), &mut entry.last_notification);
         //= IBTA A17.9.3: cnp-interval
-        let may_leave = self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0);
-        if may_leave || PlantedBug::IntervalIgnored.is() {
+        let admit = || self.congestion.moderation.admit(now, last, &av.dgid.0);
+        if door::notifies(&entry.qp, packet, warrants, admit) {
             entry.notification_due = true;
             self.scheduler.make_urgent(&mut entry.schedule);
         }
@@ -177,9 +175,6 @@ fn warrants_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) ->
             | Operation::SelectiveAcknowledge
             | Operation::Cnp
     );
-    if operation == Operation::ReadResponse && PlantedBug::MarkedResponsesAreSilent.is() {
-        return false;
-    }
     let is_plausible = match verdict {
         Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
         // Responses to outstanding requests.
@@ -187,7 +182,7 @@ fn warrants_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) ->
         Verdict::OutOfSequence { expected, .. } | Verdict::Incomplete { expected } => {
             packet.bth.psn.distance_from(*expected) < PLAUSIBLY_AHEAD
         }
-        _ => PlantedBug::NotifiesOfStrangers.is(),
+        _ => false,
     };
     let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     speaks && is_plausible && answers && entry.qp.qp_type.is_connected()

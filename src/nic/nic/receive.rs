@@ -255,7 +255,7 @@ impl Nic {
         if self.congestion.measures_delay {
             ctx.out.arrived = received.arrived.unwrap_or(now);
         }
-        let mut verdict = door::handle_packet(qp, &mut ctx, packet, received.index);
+        let mut verdict = door::handle_packet(qp, &mut ctx, packet, &received.frame, received.index);
         entry.has_received |= verdict.is_of_connection() || entry.has_probed && verdict == Verdict::Ghost;
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
@@ -293,7 +293,7 @@ impl Nic {
     fn deliver_early(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps.get_mut(index).filter(|entry| entry.qp.has_early()) else { return };
         split!(self, now, entry => qp, ctx);
-        qp.advance_over_early(&mut ctx);
+        door::advance_over_early(qp, &mut ctx);
     }
 
     /// Checks the ICRC, which covers the IPv4 identification that sockets hide. The CRC is linear, so the

@@ -2,7 +2,6 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::PlantedBug;
 use super::{DmaIn, Gather, MemoryTable, Output, Span};
 use crate::verbs::{Access, PdId, Sge};
 use roxie_wire::Packet;
@@ -152,13 +151,6 @@ impl FramePayload {
     /// Returns where the payload of `packet` is, in received frame number `frame`.
     pub(super) fn of(packet: &Packet, frame: u16) -> FramePayload {
         FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 }
-    }
-
-    /// Returns the bytes that a WRITE packet with `pad` bytes of pad stores: the payload.
-    #[inline(always)]
-    pub(super) fn written(self, pad: u8) -> FramePayload {
-        let pad = if PlantedBug::PadIsWritten.is() { u16::from(pad) } else { 0 };
-        FramePayload { length: self.length + pad, ..self }
     }
 }
 

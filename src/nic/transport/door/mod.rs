@@ -1,9 +1,14 @@
 //! The door to the code under test: the one place where tests look into a NIC, and where they plant bugs.
 //!
-//! The NIC calls a QP through a function of this module, which does what its name says. With the feature
-//! `planted-bugs`, the function also records [coverage](super::coverage). Without the feature (the default), nothing is
-//! left of the module: its functions are inlined, and no bug is planted.
+//! The NIC calls a QP through a function of this module, which does or returns what the code says. With the feature
+//! `planted-bugs`, the function also records [coverage](super::coverage), and a bug that a test has
+//! [planted](PlantedBug) changes what goes in or what comes out. Without the feature (the default), nothing is left of
+//! the module: its functions are inlined, and no bug is planted.
+//!
+//! A bug is planted at a call of a QP if what goes in or comes out can show it (`bugs`).
 
+#[cfg(feature = "planted-bugs")]
+mod bugs;
 mod planted;
 
 pub use planted::PlantedBug;
@@ -11,6 +16,7 @@ pub use planted::PlantedBug;
 use super::coverage::{EventEffect, FastWatch, TimerCause, Watch};
 use super::{Ctx, Qp, TxPlan, Verdict};
 use crate::verbs::{QpAttr, QpState};
+use roxie_wire::frame::Frame;
 use roxie_wire::{FastPacket, Packet};
 
 /// Receives a packet in the fast path, if `receive` finds that it suits. `find` returns the packet's QP.
@@ -31,14 +37,46 @@ pub(crate) fn receive_fast<N, T>(
     Some(received)
 }
 
-/// Hands a packet to its QP. `frame` is its index in the receive burst.
+/// Hands a packet to its QP. `frame` is the packet's frame, number `index` of the receive burst.
 #[inline(always)]
-pub(crate) fn handle_packet(qp: &mut Qp, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+pub(crate) fn handle_packet(
+    qp: &mut Qp,
+    ctx: &mut Ctx<'_>,
+    packet: &Packet,
+    frame: &Frame<'_>,
+    index: u16,
+) -> Verdict {
     let watch = Watch::arrival(qp, packet);
-    let verdict = qp.handle_packet(ctx, packet, frame);
+    #[cfg(feature = "planted-bugs")]
+    let verdict = bugs::handle_packet(qp, ctx, packet, frame, index);
+    #[cfg(not(feature = "planted-bugs"))]
+    let (verdict, _) = (qp.handle_packet(ctx, packet, index), frame);
     watch.moved(qp, TimerCause::Packet);
     Watch::judged(qp, packet, &verdict);
     verdict
+}
+
+/// Advances a QP over the packets that came early and are due.
+#[inline(always)]
+pub(crate) fn advance_over_early(qp: &mut Qp, ctx: &mut Ctx<'_>) {
+    let before = ctx.out.completions.len();
+    qp.advance_over_early(ctx);
+    if PlantedBug::EarlyPacketsAreSilent.is() {
+        ctx.out.completions.truncate(before);
+    }
+}
+
+/// True if a marked packet is answered with a notification: its QP's verdict `warrants` one, and `admit` says that the
+/// interval since the last one is over.
+#[inline(always)]
+pub(crate) fn notifies(qp: &Qp, packet: &Packet, warrants: bool, admit: impl FnOnce() -> bool) -> bool {
+    #[cfg(feature = "planted-bugs")]
+    return bugs::notifies(qp, packet, warrants, admit);
+    #[cfg(not(feature = "planted-bugs"))]
+    {
+        let _ = (qp, packet);
+        warrants && admit()
+    }
 }
 
 /// Sends a packet in the fast path, if `send` finds one that suits; else returns `slow`. `find` returns the QP.
@@ -81,6 +119,8 @@ pub(crate) fn handle_timeout(qp: &mut Qp, ctx: &mut Ctx<'_>) -> Option<Verdict> 
 pub(crate) fn modify(qp: &mut Qp, ctx: &mut Ctx<'_>, attr: &QpAttr, next: QpState) {
     let watch = Watch::timer(qp);
     qp.modify(ctx, attr, next);
+    #[cfg(feature = "planted-bugs")]
+    bugs::modified(qp, ctx);
     watch.moved(qp, TimerCause::Command);
 }
 

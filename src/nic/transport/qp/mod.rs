@@ -391,12 +391,6 @@ impl Qp {
         self.requester.set_control(&self.context, now, control, line_rate, share);
     }
 
-    /// Returns the requester. Tests record its state.
-    #[cfg(feature = "planted-bugs")]
-    pub(super) fn requester(&self) -> &Requester {
-        &self.requester
-    }
-
     /// Asserts the QP's invariants (see the page of this folder), in debug builds.
     #[inline(always)]
     pub fn assert_invariants(&self) {
@@ -406,5 +400,21 @@ impl Qp {
             invariant!(self.fast == may, "the fast path is taken, but packets came early");
             self.responder.assert_invariants();
         }
+    }
+}
+
+/// What the door sees and changes.
+#[cfg(feature = "planted-bugs")]
+impl Qp {
+    pub(super) fn requester(&self) -> &Requester {
+        &self.requester
+    }
+
+    pub(super) fn responder(&self) -> &Responder {
+        &self.responder
+    }
+
+    pub(super) fn take_drain_request(&mut self) -> bool {
+        std::mem::take(&mut self.drain_requested)
     }
 }

@@ -18,12 +18,12 @@ impl Requester {
         let Received { qp, packet, .. } = response;
         let psn = packet.bth.psn;
         //= IBTA 9.7.6: ghost-ack-is-dropped
-        if !before(psn, self.window.sent_end()) {
+        if !psn.is_before(self.window.sent_end()) {
             ctx.counters.ghost_acks += 1;
             return Verdict::Ghost;
         }
         //= IBTA 9.7.6: old-ack-is-dropped
-        if before(psn, self.window.una()) {
+        if psn.is_before(self.window.una()) {
             ctx.counters.duplicate_acks += 1;
             // The PSN is old, but the credits may be new: the peer may have posted receives since.
             if let Some(aeth) = packet.aeth().filter(|_| psn + 1 == self.window.una())
@@ -325,7 +325,7 @@ impl Requester {
     ) -> Result<(), Verdict> {
         self.complete_plain(qp, ctx, end);
         //= IBTA 9.7.6: ack-completes-what-is-before
-        while before(self.window.una(), end) {
+        while self.window.una().is_before(end) {
             debug_assert!(
                 !self.window.queue().is_empty(),
                 "una is before sent_end, so something is outstanding"
@@ -438,8 +438,4 @@ impl Requester {
 /// True unless the packet has an AETH that is no ACK.
 fn positive(packet: &Packet) -> bool {
     packet.aeth().is_none_or(|aeth| matches!(Syndrome::from(aeth.syndrome), Syndrome::Ack { .. }))
-}
-
-fn before(a: Psn, b: Psn) -> bool {
-    if PlantedBug::PsnCompareWithoutWrap.is() { a.value() < b.value() } else { a.is_before(b) }
 }

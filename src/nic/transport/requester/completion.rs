@@ -2,7 +2,7 @@
 
 use super::{Requester, Sending};
 use crate::transport::send_queue::{QueuedWr, ResultPoint};
-use crate::transport::{Ctx, PlantedBug, QpContext, Verdict};
+use crate::transport::{Ctx, QpContext, Verdict};
 use crate::verbs::{QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
 use roxie_wire::Psn;
 
@@ -92,8 +92,7 @@ impl Requester {
 
     /// True if no work request is left that was sent, and is not complete.
     pub(crate) fn is_drained(&self) -> bool {
-        let waits = self.sending.waits() && PlantedBug::DrainedWhileItWaits.is();
-        let is_drained = !self.window.has_begun_oldest() || waits;
+        let is_drained = !self.window.has_begun_oldest();
         let (una, end) = (self.window.una(), self.window.sent_end());
         invariant!(
             !is_drained || self.window.queue().is_empty() || una == end,

@@ -4,7 +4,7 @@
 
 use super::{PlantedBug, Received, Reply, Responder};
 use crate::transport::rules::packets_for;
-use crate::transport::{AtomicOp, Ctx, DmaIn, KeyUser, QpContext, Verdict};
+use crate::transport::{Ctx, KeyUser, QpContext, Verdict};
 use crate::verbs::Access;
 use roxie_wire::{Operation, Psn, Reth};
 
@@ -23,7 +23,7 @@ impl Responder {
             }
             //= IBTA 9.7.5.1: duplicate-read-is-read-again
             Operation::ReadRequest => packet.reth().is_some_and(|reth| self.read_again(qp, ctx, psn, &reth)),
-            Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(ctx, request),
+            Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(psn),
             operation @ (Operation::AtomicWrite | Operation::Flush) => {
                 self.resources.find(psn, operation).is_some_and(|slot| self.answer_again(slot))
             }
@@ -83,19 +83,10 @@ impl Responder {
         self.answer_again(slot)
     }
 
-    fn atomic_again(&mut self, ctx: &mut Ctx<'_>, Received { qp, packet, .. }: Received<'_>) -> bool {
-        let kind = Operation::AtomicAcknowledge;
-        let Some(slot) = self.resources.find(packet.bth.psn, kind) else { return false };
-        if PlantedBug::AtomicExecutedAgain.is()
-            && let Some(eth) = packet.atomic_eth()
-            && let reth = (Reth { va: eth.va, rkey: eth.rkey, dma_len: 8 })
-            && let Ok(at) = self.check_key(qp, ctx, &reth, Access::REMOTE_ATOMIC)
-        {
-            let operation = AtomicOp::FetchAdd { add: eth.swap_or_add };
-            ctx.out.push_dma(DmaIn::Atomic { qp: qp.index, resource: slot, at, operation });
-        }
+    fn atomic_again(&mut self, psn: Psn) -> bool {
         //= IBTA 9.7.5.1: duplicate-atomic-is-answered-from-memory
-        self.answer_again(slot)
+        let slot = self.resources.find(psn, Operation::AtomicAcknowledge);
+        slot.is_some_and(|slot| self.answer_again(slot))
     }
 
     /// Acknowledges the duplicate `psn` and everything executed after it, up to the next READ or atomic.

@@ -18,7 +18,7 @@
 
 use super::early::{Early, SendEnd};
 use super::early_writes::EarlyWrite;
-use super::{PlantedBug, Received, Reply, Responder};
+use super::{Received, Reply, Responder};
 use crate::transport::message::Message;
 use crate::transport::rules::{length_fits, packets_for};
 use crate::transport::scatter::FramePayload;
@@ -247,11 +247,8 @@ impl Responder {
                     ctx.counters.rdma_recvs += 1;
                     let mut flags = WcFlags::empty();
                     flags.set(WcFlags::SOLICITED, end.solicited);
-                    if !PlantedBug::EarlyPacketsAreSilent.is() {
-                        let (opcode, byte_len) = (WcOpcode::Recv, received as u32);
-                        self.receiving
-                            .finish(ctx, Wc { opcode, flags, qpn: qp.qpn, byte_len, ..Wc::default() });
-                    }
+                    let (opcode, byte_len) = (WcOpcode::Recv, received as u32);
+                    self.receiving.finish(ctx, Wc { opcode, flags, qpn: qp.qpn, byte_len, ..Wc::default() });
                     self.message_done();
                 }
             }

@@ -87,7 +87,7 @@ impl Responder {
             //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
             // The region may have been deregistered since the first packet.
             let va = reth.va.wrapping_add(received);
-            let FramePayload { frame, offset, length } = payload.written(packet.bth.pad);
+            let FramePayload { frame, offset, length } = payload;
             let to = self
                 .check_key(qp, ctx, &Reth { va, dma_len: length.into(), ..reth }, Access::REMOTE_WRITE)
                 .map_err(|check| RequestRefused { check, receive: Some(WcStatus::LocAccess) })?;

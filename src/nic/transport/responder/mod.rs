@@ -207,7 +207,7 @@ impl Responder {
     }
 
     /// Returns the identity under which keys are checked.
-    fn user(&self, qp: &QpContext) -> KeyUser {
+    pub(super) fn user(&self, qp: &QpContext) -> KeyUser {
         KeyUser { pd: self.pd, qp: qp.index }
     }
 
@@ -333,5 +333,17 @@ impl Responder {
             "replies to {:?}",
             psns.collect::<Vec<_>>()
         );
+    }
+}
+
+/// What the door sees.
+#[cfg(feature = "planted-bugs")]
+impl Responder {
+    pub(super) fn silent_until(&self) -> Nanos {
+        self.silent_until
+    }
+
+    pub(super) fn slot_of_atomic(&self, psn: Psn) -> Option<u8> {
+        self.resources.find(psn, Operation::AtomicAcknowledge)
     }
 }

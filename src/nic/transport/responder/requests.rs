@@ -62,10 +62,7 @@ impl Responder {
                 let timer = qp.attributes().min_rnr_timer;
                 // Packets ahead are dropped silently during the wait: the peer will send them again.
                 //= IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
-                self.silent_until = match PlantedBug::SilentAfterRnr.is() {
-                    false => ctx.now + Nanos(rnr_timer_ns(timer)),
-                    true => Nanos::MAX,
-                };
+                self.silent_until = ctx.now + Nanos(rnr_timer_ns(timer));
                 //= IBTA 9.7.5.2.8: rnr-nak-without-a-receive
                 self.replies.push(Reply::RnrNak { psn: packet.bth.psn, msn: self.msn, timer });
                 Verdict::NotReady

@@ -13,7 +13,7 @@
 //!   end the QP with LOC_QP_OP. ConnectX fails the receive with LOC_LEN and ends the QP. Any host may send a datagram,
 //!   and must not be able to end a QP by it, least of all QP1 or all members of a group.
 
-use super::{Check, PlantedBug, Received, Responder};
+use super::{Check, Received, Responder};
 use crate::transport::scatter::{FramePayload, ListError};
 use crate::transport::{Ctx, Verdict};
 use crate::verbs::{Wc, WcFlags, WcOpcode};
@@ -40,7 +40,7 @@ impl Responder {
             return Verdict::WrongService;
         };
         //= IBTA 9.6.1: ud-qkey-matches
-        if deth.qkey != qp.qkey() && !PlantedBug::UdIgnoresQkey.is() {
+        if deth.qkey != qp.qkey() {
             ctx.counters.qkey_viol_cntr += 1;
             return Verdict::BadQkey(deth.qkey);
         }
@@ -50,7 +50,7 @@ impl Responder {
         if own && sent_from == Some(packet.source_gid()) {
             return Verdict::OwnMulticast;
         }
-        if packet.payload.len() > ctx.handles.largest_payload() && !PlantedBug::LongDatagramEnds.is() {
+        if packet.payload.len() > ctx.handles.largest_payload() {
             ctx.counters.resp_invalid_requests += 1;
             ctx.counters.rx_dropped_unacknowledged += 1;
             return Verdict::Unsuitable(Check::PacketLength);
@@ -96,7 +96,7 @@ impl Responder {
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
         };
         //= IBTA A17.9.1: ud-receive-begins-with-40-bytes
-        let zeros = if PlantedBug::Ipv4HeaderComesFirst.is() { 0 } else { u64::from(GRH_LEN - header_len) };
+        let zeros = u64::from(GRH_LEN - header_len);
         self.receiving.zero(ctx, zeros)?;
         let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };
         self.receiving.scatter(ctx, zeros, header)?;

@@ -6,7 +6,7 @@
 //! checked. Flows ([`roxie_base::flow`]) define which frames the NIC steers to the QP. A frame longer than its receive
 //! is dropped and counted, and the receive stays posted, as for datagrams.
 
-use super::{Check, PlantedBug, Responder};
+use super::{Check, Responder};
 use crate::transport::message::Message;
 use crate::transport::scatter::{FramePayload, ListError};
 use crate::transport::{Ctx, QpContext, Verdict};
@@ -54,9 +54,6 @@ impl Responder {
     #[cold]
     pub(super) fn not_received(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, error: ListError) -> Verdict {
         match error {
-            ListError::TooShort if PlantedBug::LongDatagramEnds.is() => {
-                self.fail_receive(qp, ctx, WcStatus::LocLen)
-            }
             ListError::TooShort => {
                 //= IBTA 9.9.3: ud-receive-holds-the-datagram, datagram-of-a-stranger-ends-nothing
                 ctx.counters.resp_local_length_error += 1;
