@@ -386,7 +386,7 @@ impl Nic {
         while let Some(index) = self.scheduler.take_changed() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             entry.schedule.clear_changed();
-            entry.qp.ensure_timer(now);
+            door::ensure_timer(&mut entry.qp, now);
             entry.qp.assert_invariants();
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();

@@ -3,7 +3,7 @@
 use super::gsi::names_foreign_qp;
 use super::host_side::DmaOut;
 use super::{Nic, Sent, split};
-use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan, door};
+use crate::transport::{AddressHandles, Gather, Origin, TxPlan, door};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::FrameMut;
@@ -195,6 +195,8 @@ impl Nic {
     /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and records the copies for its payload.
     pub fn emit(&mut self, now: Nanos, index: QpIndex, plan: &TxPlan, slot: u16, frame: &mut FrameMut<'_>) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let altered = door::altered(&entry.qp, plan);
+        let plan = altered.as_ref().unwrap_or(plan);
         let template = match plan.ah {
             None => entry.qp.template(),
             Some(way) => self.handles.find(way).map(|handle| &handle.template),
@@ -221,7 +223,7 @@ impl Nic {
                 template.set_source_port(headers, port);
             }
             //= IBTA A17.9: ecn-capable-where-heeded
-            if entry.capable && (plan.carries_data() || PlantedBug::AcknowledgementsAreCapable.is()) {
+            if entry.capable && door::is_ecn_capable(plan) {
                 template.set_ecn_capable(headers);
             }
             if let Some(headers) = aside {

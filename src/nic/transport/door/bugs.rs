@@ -1,11 +1,11 @@
 //! Planted bugs at the calls of a QP.
 
 use super::PlantedBug;
-use crate::transport::{AtomicOp, Check, Ctx, DmaIn, Qp, Span, Verdict};
+use crate::transport::{AtomicOp, Cause, Check, Ctx, DmaIn, Origin, Qp, Span, TxPlan, TxReason, Verdict};
 use crate::verbs::{Access, AsyncEvent, EventKind, QpState, WcStatus};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::Frame;
-use roxie_wire::{self as wire, Bth, NetHeader, Operation, Packet, Syndrome};
+use roxie_wire::{self as wire, Bth, Ext, NetHeader, Operation, Packet, Psn, Syndrome};
 
 /// Length of an IPv4 header without options.
 const IPV4_LEN: u64 = 20;
@@ -167,4 +167,56 @@ fn carries_data_to(qp: &Qp, packet: &Packet) -> bool {
     let is_other = matches!(operation, Operation::SelectiveAcknowledge | Operation::Cnp);
     let answers = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
     !is_reply && !is_other && answers && qp.qp_type.is_connected()
+}
+
+/// Returns a planned packet as a bug alters it. `None`: it stays.
+pub(super) fn altered(qp: &Qp, plan: &TxPlan) -> Option<TxPlan> {
+    let again = matches!(plan.reason, TxReason::Again { .. });
+    let mut it = *plan;
+    match (plan.origin, plan.ext) {
+        (Origin::Notification, _) if PlantedBug::NotifiesItself.is() => it.bth.dest_qp = qp.qpn,
+        (Origin::Probe, _) if PlantedBug::ProbeIsExecuted.is() => it.bth.psn = plan.bth.psn + 1,
+        (Origin::Request, _) if again && PlantedBug::SolicitedOnlyOnce.is() => it.bth.solicited = false,
+        (Origin::Request, _) if again && PlantedBug::NoAckRequestOnRetransmission.is() => {
+            it.bth.ack_req = false;
+        }
+        (Origin::Reply, Ext::AtomicAck(aeth, _))
+            if plan.reason == TxReason::AnswerAgain && PlantedBug::NewestResultAnswers.is() =>
+        {
+            it.ext = Ext::AtomicAck(aeth, qp.responder().newest_result()?);
+        }
+        (Origin::Reply, Ext::Aeth(aeth)) if matches!(aeth.kind(), Syndrome::Ack { .. }) && is_ack(plan) => {
+            let last = qp.psns().1 - 1;
+            if PlantedBug::AckPsnStopsAtZero.is() && plan.bth.psn == Psn::new(0xff_ffff) {
+                it.bth.psn = Psn::new(0);
+            } else if PlantedBug::AcknowledgesRead.is() && qp.responder().answers_duplicates() {
+                it.bth.psn = last;
+            }
+        }
+        _ => return None,
+    }
+    Some(it)
+}
+
+fn is_ack(plan: &TxPlan) -> bool {
+    plan.bth.opcode.info().is_some_and(|info| info.operation == Operation::Acknowledge)
+}
+
+/// Advances a QP past a packet that is sent.
+pub(super) fn sent(qp: &mut Qp, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+    if plan.origin == Origin::Reply && PlantedBug::ResponsesAreNotPaced.is() {
+        qp.advance(ctx, plan);
+    } else {
+        qp.sent(ctx, plan);
+    }
+}
+
+/// Has a QP start the timer that it lacks.
+pub(super) fn ensure_timer(qp: &mut Qp, now: Nanos) {
+    if !PlantedBug::NoTimerAfterRepeat.is() {
+        qp.ensure_timer(now);
+    }
+    if PlantedBug::NoTimerAfterNak.is() && qp.requester().cause() == Some(Cause::SequenceNak) {
+        qp.stop_timer();
+    }
 }

@@ -16,6 +16,7 @@ pub use planted::PlantedBug;
 use super::coverage::{EventEffect, FastWatch, TimerCause, Watch};
 use super::{Ctx, Qp, TxPlan, Verdict};
 use crate::verbs::{QpAttr, QpState};
+use roxie_base::time::Nanos;
 use roxie_wire::frame::Frame;
 use roxie_wire::{FastPacket, Packet};
 
@@ -97,10 +98,31 @@ pub(crate) fn send_fast<N, T>(
     sent
 }
 
+/// Returns what a planted bug makes of a planned packet before its headers are written. `None`: it stays.
+#[inline(always)]
+pub(crate) fn altered(qp: &Qp, plan: &TxPlan) -> Option<TxPlan> {
+    #[cfg(feature = "planted-bugs")]
+    return bugs::altered(qp, plan);
+    #[cfg(not(feature = "planted-bugs"))]
+    {
+        let _ = (qp, plan);
+        None
+    }
+}
+
+/// True if a planned packet is ECN-capable, where data packets are.
+#[inline(always)]
+pub(crate) fn is_ecn_capable(plan: &TxPlan) -> bool {
+    plan.carries_data() || PlantedBug::AcknowledgementsAreCapable.is()
+}
+
 /// Advances a QP past a packet that is sent.
 #[inline(always)]
 pub(crate) fn sent(qp: &mut Qp, ctx: &mut Ctx<'_>, plan: &TxPlan) {
     let watch = Watch::timer(qp);
+    #[cfg(feature = "planted-bugs")]
+    bugs::sent(qp, ctx, plan);
+    #[cfg(not(feature = "planted-bugs"))]
     qp.sent(ctx, plan);
     watch.moved(qp, TimerCause::Sent);
 }
@@ -112,6 +134,15 @@ pub(crate) fn handle_timeout(qp: &mut Qp, ctx: &mut Ctx<'_>) -> Option<Verdict> 
     let verdict = qp.handle_timeout(ctx);
     watch.moved(qp, TimerCause::Time);
     verdict
+}
+
+/// Has a QP start the timer that it lacks.
+#[inline(always)]
+pub(crate) fn ensure_timer(qp: &mut Qp, now: Nanos) {
+    #[cfg(feature = "planted-bugs")]
+    bugs::ensure_timer(qp, now);
+    #[cfg(not(feature = "planted-bugs"))]
+    qp.ensure_timer(now);
 }
 
 /// Modifies a QP.

@@ -417,4 +417,8 @@ impl Qp {
     pub(super) fn take_drain_request(&mut self) -> bool {
         std::mem::take(&mut self.drain_requested)
     }
+
+    pub(super) fn stop_timer(&mut self) {
+        self.requester.stop_timer();
+    }
 }

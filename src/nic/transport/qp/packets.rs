@@ -3,7 +3,7 @@
 use super::Qp;
 use crate::transport::context::{Received, is_member};
 use crate::transport::xrc;
-use crate::transport::{Check, Ctx, Origin, PlantedBug, Reply, TxPlan, TxReason, Verdict};
+use crate::transport::{Check, Ctx, Origin, Reply, TxPlan, TxReason, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, Srqn};
 use roxie_base::limits::Limits;
 use roxie_wire::{Bth, Ext, FastPacket, Opcode, Packet, Service};
@@ -301,8 +301,18 @@ impl Qp {
         }
     }
 
-    /// Advances the state past `plan`, which the port has accepted.
+    /// Advances the state past `plan`, which the port has accepted, and charges it to the pacer.
+    #[inline(always)]
     pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        self.advance(ctx, plan);
+        if self.pacing().is_on() {
+            self.charge(ctx, plan);
+        }
+    }
+
+    /// Advances the state past `plan`.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         ctx.counters.sent_pkts += 1;
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
         match plan.origin {
@@ -321,16 +331,12 @@ impl Qp {
             Origin::PeerProbe => self.requester.peer_probe_sent(),
             Origin::Notification => {}
         }
-        if self.pacing().is_on() {
-            self.charge(ctx, plan);
-        }
     }
 
     /// Charges a sent packet to the pacer.
     #[cold]
     fn charge(&mut self, ctx: &Ctx<'_>, plan: &TxPlan) {
-        let is_response = plan.origin == Origin::Reply;
-        if !plan.carries_data() || (is_response && PlantedBug::ResponsesAreNotPaced.is()) {
+        if !plan.carries_data() {
             return;
         }
         let length = usize::from(plan.payload_len);
@@ -346,10 +352,7 @@ impl Qp {
     /// Returns a congestion notification packet (CNP) for the peer (IBTA annex A17.9.3).
     pub fn notification(&self) -> TxPlan {
         //= IBTA A17.9.3: cnp-answers-a-mark
-        let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.context.bth() };
-        if PlantedBug::NotifiesItself.is() {
-            bth.dest_qp = self.qpn;
-        }
+        let bth = Bth { opcode: Opcode::CNP, becn: true, ..self.context.bth() };
         let (ext, origin) = (Ext::None, Origin::Notification);
         TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason: TxReason::Notification, origin }
     }

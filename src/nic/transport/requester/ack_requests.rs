@@ -162,8 +162,7 @@ impl AckRequests {
     /// the oldest unacknowledged one. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
     pub(super) fn due_probe(&mut self, qp: &QpContext, window: &SendWindow, waits: bool) -> Option<TxPlan> {
         self.probe_due = self.probe_due && self.is_unasked(window, waits);
-        let psn = window.una() - u32::from(!PlantedBug::ProbeIsExecuted.is());
-        self.probe_due.then(|| empty_send(qp, psn, TxReason::Probe, Origin::Probe))
+        self.probe_due.then(|| empty_send(qp, window.una() - 1, TxReason::Probe, Origin::Probe))
     }
 
     /// Advances over a probe, which is sent. `sent_end`: the PSN behind all that was sent.

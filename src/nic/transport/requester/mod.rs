@@ -25,6 +25,8 @@ mod window;
 
 pub use retransmission::Awaits;
 
+#[cfg(feature = "planted-bugs")]
+use super::Cause;
 use super::pacing::{Departure, Pacing};
 use super::send_queue::SendQueue;
 use super::{Origin, QpConfig, QpContext, TxPlan, Verdict};
@@ -351,16 +353,28 @@ impl Requester {
         self.sending == Sending::Ended
     }
 
-    /// True while the peer has no receive.
-    #[cfg(feature = "planted-bugs")]
-    pub(super) fn is_in_rnr_wait(&self) -> bool {
-        self.sending.waits()
-    }
-
     /// Asserts the part's invariants.
     pub(super) fn assert_invariants(&self, qp: &QpContext) {
         let sends = matches!(qp.state(), QpState::Rts | QpState::Sqd);
         self.window.assert_invariants(sends && qp.qp_type.is_reliable_requester());
+        let (una, end) = (self.window.una(), self.window.sent_end());
+        invariant!(self.awaits(qp).is_some(), "PSNs from {una} to {end} wait without a timer");
         self.pacing.assert_invariants();
+    }
+}
+
+/// What the door sees and changes.
+#[cfg(feature = "planted-bugs")]
+impl Requester {
+    pub(super) fn is_in_rnr_wait(&self) -> bool {
+        self.sending.waits()
+    }
+
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.retry.cause()
+    }
+
+    pub(super) fn stop_timer(&mut self) {
+        self.retry.stop();
     }
 }

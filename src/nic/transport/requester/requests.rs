@@ -5,7 +5,7 @@ use super::window::HALF_CIRCLE;
 use crate::transport::rules::{Segment, packets_for, packets_of};
 use crate::transport::scatter;
 use crate::transport::send_queue::{Operands, Wqe};
-use crate::transport::{Cause, Ctx, Origin, PlantedBug, QpContext, TxPlan, TxReason};
+use crate::transport::{Cause, Ctx, Origin, QpContext, TxPlan, TxReason};
 use crate::verbs::{Access, SendFlags, WcStatus, WrOpcode};
 use roxie_base::limits::{Limits, MAX_MESSAGE};
 use roxie_base::time::Nanos;
@@ -168,10 +168,8 @@ impl Requester {
         let bth = Bth {
             opcode,
             //= IBTA 9.2: solicited-is-in-the-last-packet
-            solicited: last
-                && wqe.wr.flags.contains(SendFlags::SOLICITED)
-                && !(again && PlantedBug::SolicitedOnlyOnce.is()),
-            ack_req: requests_ack && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
+            solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
+            ack_req: requests_ack,
             psn,
             ..qp.bth()
         };
@@ -237,9 +235,7 @@ impl Requester {
         let ends_quiet = bth.ack_req && self.is_quiet();
         let (end, takes_resource) = self.window.packet_sent(bth.psn, qp.mtu());
         self.ack_requests.packet_sent(bth.ack_req, end, takes_resource);
-        if (!self.retry.is_running() || ends_quiet)
-            && !(self.retry.cause() == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is())
-        {
+        if !self.retry.is_running() || ends_quiet {
             self.start_timer(now);
         }
     }

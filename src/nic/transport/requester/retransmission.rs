@@ -6,7 +6,7 @@
 //! Between peers that agreed to selective repeat, `selective` sends single packets again; a rewind is the last resort.
 
 use super::{Requester, Sending};
-use crate::transport::{Cause, Ctx, PlantedBug, QpContext, Verdict};
+use crate::transport::{Cause, Ctx, QpContext, Verdict};
 use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
 use roxie_wire::{Syndrome, rnr_timer_ns};
@@ -70,13 +70,9 @@ impl Requester {
     /// impossible. Then no packet follows that would start the timer.
     #[cold]
     fn start_missing_timer(&mut self, qp: &QpContext, now: Nanos) {
-        let after_nak = self.retry.cause() == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is();
-        let is_planted = after_nak || PlantedBug::NoTimerAfterRepeat.is();
-        if self.awaits(qp).is_none() && !is_planted {
+        if self.awaits(qp).is_none() {
             self.start_timer(now);
         }
-        let (una, end) = (self.window.una(), self.window.sent_end());
-        invariant!(self.awaits(qp).is_some(), "PSNs from {una} to {end} wait without a timer");
     }
 
     /// Handles an expired timer. Does nothing if none has expired.
@@ -121,10 +117,7 @@ impl Requester {
             self.fail_oldest(qp, ctx, WcStatus::RnrRetryExc, Syndrome::RnrNak { timer }.into());
             return Verdict::Failed(WcStatus::RnrRetryExc);
         }
-        let wait = match timer {
-            0 if PlantedBug::RnrCodeZeroIsNoWait.is() => Nanos::ZERO,
-            _ => Nanos(rnr_timer_ns(timer)),
-        };
+        let wait = Nanos(rnr_timer_ns(timer));
         self.rewind(Cause::Rnr);
         //= IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
         self.sending = Sending::RnrWait(ctx.now + wait);

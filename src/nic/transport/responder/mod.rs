@@ -226,10 +226,7 @@ impl Responder {
     /// Returns the PSN before the expected one.
     #[inline(always)]
     fn last_executed(&self) -> Psn {
-        match self.expected.value() {
-            0 if PlantedBug::AckPsnStopsAtZero.is() => self.expected,
-            expected => Psn::new(expected.wrapping_sub(1)),
-        }
+        Psn::new(self.expected.value().wrapping_sub(1))
     }
 
     #[inline(always)]
@@ -341,6 +338,14 @@ impl Responder {
 impl Responder {
     pub(super) fn silent_until(&self) -> Nanos {
         self.silent_until
+    }
+
+    pub(super) fn answers_duplicates(&self) -> bool {
+        self.answers_duplicates
+    }
+
+    pub(super) fn newest_result(&self) -> Option<u64> {
+        Some(self.resources.newest()?.result)
     }
 
     pub(super) fn slot_of_atomic(&self, psn: Psn) -> Option<u8> {

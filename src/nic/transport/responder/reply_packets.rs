@@ -1,7 +1,7 @@
 //! Packets of the responder's pending replies.
 
 use super::resources::Resource;
-use super::{Check, PlantedBug, Reply, Responder};
+use super::{Check, Reply, Responder};
 use crate::transport::rules::read_response_opcode;
 use crate::transport::{Ctx, Gather, KeyUser, Origin, QpContext, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
@@ -94,11 +94,7 @@ impl Responder {
         let resource = self.resources.get(slot)?;
         let syndrome = Syndrome::Ack { credits: credits(qp, ctx) };
         //= IBTA 9.7.5.1: atomic-response-has-what-was-there
-        let mut result = resource.result;
-        if resource.again && PlantedBug::NewestResultAnswers.is() {
-            result = self.resources.newest()?.result;
-        }
-        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, result);
+        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
         let (psn, reason) = (resource.first_psn, reason_of(resource));
         Some(reply_packet(qp, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, reason))
     }

@@ -1,7 +1,6 @@
 //! Responder resources: the last READs and atomics, kept for their responses and for duplicates (IBTA 9.7.5.1).
 
 use super::replies::Reply;
-use crate::transport::PlantedBug;
 use crate::verbs::PdId;
 use roxie_wire::{Operation, Psn, Reth};
 
@@ -111,6 +110,7 @@ impl Resources {
     }
 
     /// Returns the newest resource.
+    #[cfg(feature = "planted-bugs")]
     pub(super) fn newest(&self) -> Option<&Resource> {
         let end = if self.next == 0 { self.slots.len() } else { self.next };
         self.slots.get(end.checked_sub(1)?)?.as_ref()
@@ -143,7 +143,6 @@ impl Resources {
         }
         //= IBTA 9.7.5.1: duplicate-ack-covers-what-is-done
         match first_answered {
-            _ if PlantedBug::AcknowledgesRead.is() => last,
             // All resources are newer than the duplicate, and others may have been overwritten since. The duplicate is
             // an old packet: acknowledge it alone.
             _ if may_be_forgotten => psn,
