@@ -23,7 +23,7 @@ use roxie_base::time::monotonic;
 use roxie_base::{text::Foreign, threads::lock};
 use roxie_nic::congestion::{Rate, SharedRate};
 use roxie_nic::nic::{
-    Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, PlantedBug, QpStatus,
+    Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, QpStatus, forgets_doorbells,
 };
 use roxie_nic::shared::remote_memory::RemoteMemory;
 use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages, Notifier};
@@ -210,7 +210,7 @@ impl Client {
     pub(super) fn leave(&self, registry: &Registry, session: Session) {
         self.memory.fence();
         self.dismiss();
-        if let Some(bells) = session.page.filter(|_| !PlantedBug::HearsTheGone.is()) {
+        if let Some(bells) = session.page.filter(|_| forgets_doorbells()) {
             registry.forget_bells(bells);
         }
         for command in self.farewell() {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use super::account::Charge;
-use roxie_nic::nic::{Command, ControlError, MemoryCommand, Object, ObjectKind, PlantedBug};
+use roxie_nic::nic::{Command, ControlError, MemoryCommand, Object, ObjectKind, may_name};
 use roxie_nic::verbs::{AsyncEvent, Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 
 /// The objects of a client.
@@ -82,8 +82,8 @@ impl Owned {
     /// # Errors
     /// [`ControlError::NotFound`], unless the object is the process's.
     pub(super) fn check(&self, object: Object) -> Result<(), ControlError> {
-        let is_planted = matches!(object, Object::Qp(_)) && PlantedBug::NamesOthersQps.is();
-        if self.has(object) || is_planted { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
+        let may_name = may_name(self.has(object), matches!(object, Object::Qp(_)));
+        if may_name { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
     }
 
     /// True if an event concerns an object in the books, or the device as a whole.

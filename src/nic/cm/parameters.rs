@@ -1,6 +1,6 @@
 //! Parameters of a connection, as attributes of its QP.
 
-use crate::transport::PlantedBug;
+use crate::transport::door;
 use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
 use roxie_wire::cm::{Req, Transport};
 
@@ -68,10 +68,7 @@ impl Parameters {
     /// Returns the numbers of READs and atomics that a peer's request leaves to our side: at a time from the peer, and
     /// to it.
     pub(super) fn depths(req: &Req) -> (u8, u8) {
-        if PlantedBug::DepthsAreSwapped.is() {
-            return (req.responder_resources, req.initiator_depth);
-        }
-        (req.initiator_depth, req.responder_resources)
+        door::depths(req.initiator_depth, req.responder_resources)
     }
 
     /// Returns the attributes for RESET to INIT. The consumer chooses `access`.

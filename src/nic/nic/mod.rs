@@ -59,6 +59,7 @@ mod xrcd;
 
 pub use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;
+pub use crate::transport::door::{forgets_doorbells, may_name};
 pub use crate::transport::memory::RegionStatus;
 pub use crate::transport::send_queue::SendQueue;
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};

@@ -8,7 +8,7 @@
 //! the traffic cannot slow an idle QP at all, and any other no more than a switch could. In a deep incast,
 //! notifications arrive faster than data is sent: each reports the queue that earlier data has met.
 
-use super::PlantedBug;
+use super::door;
 use super::verdict::RateChange;
 use crate::congestion::{Control, Pacer, Rate, Sample, Settings, SharedRate, State};
 use crate::verbs::QpAttributes;
@@ -180,9 +180,9 @@ impl Pacing {
         attributes: &QpAttributes,
     ) {
         let limit = limit_of(attributes);
-        let bursts = attributes.rate_limit.unwrap_or_default();
+        let (held, bursts) = door::pacing(self.held, attributes.rate_limit.unwrap_or_default());
         if *control == Settings::Off && limit.is_none() && share.is_none() {
-            *self = Pacing { pace: None, held: self.held && PlantedBug::HeldForEver.is() };
+            *self = Pacing { pace: None, held };
             return;
         }
         let pace = self.pace.get_or_insert_with(|| Box::new(Pace::new(line_rate)));
@@ -201,8 +201,7 @@ impl Pacing {
         if !is_adjusted {
             pace.control = control.control(line_rate, now);
         }
-        let most = if PlantedBug::BurstsWithoutBound.is() { u32::MAX } else { bursts.max_burst };
-        pace.pacer.set_burst(most, bursts.typical_packet);
+        pace.pacer.set_burst(bursts.max_burst, bursts.typical_packet);
         self.evaluate(now);
     }
 

@@ -15,7 +15,7 @@ mod arbiter;
 pub use arbiter::{PRIORITIES, Service};
 
 use crate::timer::TimerWheel;
-use crate::transport::PlantedBug;
+use crate::transport::door;
 use crate::verbs::QpIndex;
 use arbiter::Arbiter;
 use roxie_base::time::Nanos;
@@ -356,7 +356,7 @@ impl Scheduler {
         let unfinished = unfinished || (qp.moved && std::mem::take(&mut qp.moved));
         qp.ready = unfinished;
         self.presses |= unfinished;
-        if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
+        if unfinished && door::goes_first() {
             self.arbiter.push_front(qp.priority, qp.index);
         } else if unfinished {
             self.arbiter.push(qp.priority, qp.index);

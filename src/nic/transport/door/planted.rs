@@ -1,6 +1,6 @@
 //! The planted bugs, by which the test harness shows that it finds such bugs.
 //!
-//! Without the feature `planted-bugs` (the default), [`PlantedBug::is`] is a constant `false`.
+//! Without the feature `planted-bugs` (the default), `PlantedBug::is` is a constant `false`.
 
 /// A bug that tests can plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,12 +183,12 @@ mod switch {
         }
 
         /// True if this bug is planted.
-        pub fn is(self) -> bool {
+        pub(in crate::transport::door) fn is(self) -> bool {
             planted() == Some(self)
         }
 
         /// True if a bug is planted. Bugs are implemented in the slow path.
-        pub(crate) fn is_any() -> bool {
+        pub(in crate::transport::door) fn is_any() -> bool {
             planted().is_some()
         }
     }
@@ -198,12 +198,12 @@ mod switch {
 impl PlantedBug {
     /// False: no bug is built in.
     #[inline(always)]
-    pub const fn is(self) -> bool {
+    pub(in crate::transport::door) const fn is(self) -> bool {
         false
     }
 
     #[inline(always)]
-    pub(crate) const fn is_any() -> bool {
+    pub(in crate::transport::door) const fn is_any() -> bool {
         false
     }
 }

@@ -27,7 +27,7 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use super::PlantedBug;
+use super::door;
 use super::permutation::QuickPermutation;
 use crate::verbs::{Access, MrIndex, MwIndex, PdId, QpIndex, name, next_generation, place_of};
 use fast::Translation;
@@ -257,7 +257,7 @@ impl MemoryTable {
             return Err(Refusal::OtherPd);
         }
         //= IBTA 10.6.7: window-2-is-for-one-qp
-        if entry.qp != ANY_QP && entry.qp != user.qp.0 && !PlantedBug::WindowOpensToAllQps.is() {
+        if !door::opens(entry.qp == ANY_QP || entry.qp == user.qp.0) {
             return Err(Refusal::OtherQp);
         }
         entry.place(address, length, access.bits())

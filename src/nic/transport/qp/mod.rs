@@ -12,7 +12,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::SendQueue;
 use super::turns::Turns;
-use super::{Awaits, Ctx, PlantedBug, QpConfig, QpContext, Verdict};
+use super::{Awaits, Ctx, QpConfig, QpContext, Verdict, door};
 use crate::congestion::{Rate, Settings, SharedRate};
 use crate::shared::work_queue::FetchedSend;
 use crate::verbs::{AddressVector, AsyncEvent, CqIndex, EventKind, QpAttr, QpState, QpType, SendWr, Sge};
@@ -314,7 +314,7 @@ impl Qp {
     #[inline]
     pub fn flushes_receives(&self) -> bool {
         //= IBTA 10.2.9: srq-outlives-a-qp
-        self.state() == QpState::Err && (!self.shares_receives || PlantedBug::FlushesSharedReceives.is())
+        self.state() == QpState::Err && door::flushes_receives(self.shares_receives)
     }
 
     /// Completes up to `most` work requests and receives of a QP in an error state with `WrFlush`, sends first. Returns

@@ -302,7 +302,6 @@ impl Qp {
     }
 
     /// Advances the state past `plan`, which the port has accepted, and charges it to the pacer.
-    #[inline(always)]
     pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         self.advance(ctx, plan);
         if self.pacing().is_on() {

@@ -9,7 +9,7 @@
 //! packet behind a READ or an atomic asks, and so does the first packet of a connection.
 
 use super::window::SendWindow;
-use crate::transport::{Origin, PlantedBug, QpContext, TxPlan, TxReason};
+use crate::transport::{Origin, QpContext, TxPlan, TxReason, door};
 use crate::verbs::{QpState, QpType, SendFlags};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
@@ -81,7 +81,7 @@ impl AckRequests {
     ) -> bool {
         let window_closes = in_flight + 1 >= limits.window;
         let late = self.since + 1 >= limits.ack_request_interval;
-        let allows_probe = !wants && psn == self.probe_after && !PlantedBug::ProbesReads.is();
+        let allows_probe = !wants && psn == self.probe_after;
         (ends && wants) || window_closes || late || allows_probe
     }
 
@@ -89,7 +89,7 @@ impl AckRequests {
     /// atomic.
     #[inline(always)]
     pub(super) fn packet_sent(&mut self, asks: bool, end: Psn, answers: bool) {
-        if answers && self.probe_after.is_before(end) {
+        if door::bars_probe(answers) && self.probe_after.is_before(end) {
             self.probe_after = end;
         }
         self.since = if asks { 0 } else { self.since + 1 };
@@ -115,7 +115,7 @@ impl AckRequests {
 
     /// True if the PSN before the oldest unacknowledged one belongs to a SEND or WRITE of this connection.
     fn may_probe(&self, una: Psn) -> bool {
-        self.probe_after.is_before(una) || PlantedBug::ProbesReads.is()
+        self.probe_after.is_before(una)
     }
 
     /// Keeps `probe_after` so near to `una` that the order of the two is known.

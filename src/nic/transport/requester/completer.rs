@@ -8,7 +8,7 @@ use crate::transport::context::Received;
 use crate::transport::pacing::Arrival;
 use crate::transport::rules::{is_packet_of, packets_for, response_fits};
 use crate::transport::scatter::{self, FramePayload};
-use crate::transport::{Cause, Ctx, PlantedBug, QpContext, Verdict};
+use crate::transport::{Cause, Ctx, QpContext, Verdict, door};
 use crate::verbs::{QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
 use roxie_wire::{Aeth, NakCode, Operation, Packet, Position, Psn, Syndrome};
 
@@ -333,7 +333,7 @@ impl Requester {
             let wqe = self.window.oldest();
             let its_end = wqe.end_psn();
             //= IBTA 9.7.6: only-its-response-completes-a-read
-            if wqe.wr.opcode.takes_resource() && !PlantedBug::AckCompletesRead.is() {
+            if door::is_overtaken(wqe.wr.opcode.takes_resource()) {
                 return Err(self.overtaken(qp, ctx, end));
             }
             invariant!(!wqe.wr.opcode.takes_resource(), "an acknowledgement ends a {:?}", wqe.wr.opcode);
@@ -358,7 +358,7 @@ impl Requester {
         let nothing_else = self.sending.failure().is_none()
             && !self.window.position().is_before(end)
             && !self.pacing.is_on();
-        if !nothing_else || qp.state() != QpState::Rts || PlantedBug::is_any() {
+        if !nothing_else || qp.state() != QpState::Rts || door::takes_long_way() {
             return;
         }
         let mut una = None;

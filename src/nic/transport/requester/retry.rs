@@ -1,6 +1,6 @@
 //! When to send again: the timer of the oldest unacknowledged packet, and the retry counters (IBTA 9.9.2.1, 9.7.5.2.8).
 
-use crate::transport::{Cause, PlantedBug};
+use crate::transport::{Cause, door};
 use crate::verbs::QpAttributes;
 use roxie_base::time::Nanos;
 
@@ -148,10 +148,11 @@ impl Retry {
     pub(super) fn progress(&mut self, attributes: &QpAttributes, is_all: bool) {
         //= IBTA 9.9.2: progress-gives-the-retries-back
         self.remaining = attributes.retry_cnt;
-        if is_all || !PlantedBug::RnrTriesAreUsedUp.is() {
+        let (rnr_retries, implied_nak) = door::given_back(is_all);
+        if rnr_retries {
             self.rnr_remaining = attributes.rnr_retry;
         }
-        self.implied_nak &= PlantedBug::GoesBackOnce.is();
+        self.implied_nak &= !implied_nak;
     }
 
     /// Returns the number of this retransmission, and of how many: of the RNR retries or of the others.

@@ -2,9 +2,9 @@
 //!
 //! Only a READ is executed again. Replies are queued in PSN order, before pending replies to later requests if need be.
 
-use super::{PlantedBug, Received, Reply, Responder};
+use super::{Received, Reply, Responder};
 use crate::transport::rules::packets_for;
-use crate::transport::{Ctx, KeyUser, QpContext, Verdict};
+use crate::transport::{Ctx, KeyUser, QpContext, Verdict, door};
 use crate::verbs::Access;
 use roxie_wire::{Operation, Psn, Reth};
 
@@ -74,12 +74,9 @@ impl Responder {
         }
         // With selective repeat, what is before `first` may have been asked for as well.
         let continues = resource.queued && selective && first > resource.next;
-        if !(continues || resource.queued && PlantedBug::AnswerGoesOn.is()) {
-            resource.next = first;
-        }
-        if PlantedBug::RestOfReadStartsOver.is() {
-            resource.reth.va = original.va.wrapping_sub(skipped);
-        }
+        let next = if continues { resource.next } else { first };
+        let queued = resource.queued.then_some(resource.next);
+        (resource.next, resource.reth.va) = door::read_again(next, original.va, queued, skipped);
         self.answer_again(slot)
     }
 
@@ -103,9 +100,6 @@ impl Responder {
     /// (IBTA 9.5) and takes one out of order for a loss. Returns false if the queue is full.
     #[cold]
     fn queue_in_order(&mut self, reply: Reply, psn: Psn) -> bool {
-        if PlantedBug::AnswersInOrderOfRequests.is() {
-            return self.replies.push(reply);
-        }
         let resources = &self.resources;
         let is_behind = |other: &Reply| resources.psn_of(other).is_some_and(|theirs| psn.is_before(theirs));
         //= IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order

@@ -1,8 +1,8 @@
 //! Selective repeat, what the responder knows: which packets came before they were due. `early_packets` uses it.
 
 use super::early_writes::{EarlyWrite, EarlyWrites};
-use crate::transport::PlantedBug;
 use crate::transport::bitmap::mask;
+use crate::transport::door;
 use roxie_wire::{Psn, Reth, Sack};
 
 /// Last packet of the SEND in progress, if it came early.
@@ -66,7 +66,7 @@ impl Early {
     /// True if the packet with this PSN, `index` behind the expected one, certainly belongs to the SEND in progress.
     pub(super) fn is_of_send(&self, psn: Psn, index: u32, expected: Psn) -> bool {
         let is_behind = self.send_end.is_some_and(|end| end.psn.is_before(psn));
-        let is_certain = !self.has_wide_gap(index) || PlantedBug::WideGapsAreIgnored.is();
+        let is_certain = door::is_certain(self.has_wide_gap(index));
         !is_behind && is_certain && !self.writes.iter(expected).any(|write| write.first.is_before(psn))
     }
 

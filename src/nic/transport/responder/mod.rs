@@ -30,7 +30,7 @@ pub use replies::Reply;
 
 use super::context::Received;
 use super::message::Message;
-use super::{Check, Ctx, KeyUser, PlantedBug, QpConfig, QpContext, Span, TxReason};
+use super::{Check, Ctx, KeyUser, QpConfig, QpContext, Span, TxReason, door};
 use crate::verbs::{Access, CqIndex, PdId, QpAttr, Srqn, WcStatus};
 use early::Early;
 use receiving::Receiving;
@@ -38,7 +38,7 @@ use replies::Replies;
 use resources::{Resource, Resources};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
-use roxie_wire::{Operation, Psn, Reth};
+use roxie_wire::{Operation, Packet, Psn, Reth};
 
 /// Reason why a request is refused.
 struct RequestRefused {
@@ -155,8 +155,7 @@ impl Responder {
     /// True if the oldest pending reply is not paced.
     pub(super) fn has_unpaced(&self) -> bool {
         let is_data = |reply: Reply| matches!(reply, Reply::Read(_) | Reply::ReadPart(_));
-        let may_pass = |reply: Reply| !is_data(reply) && !PlantedBug::AcknowledgementsArePaced.is();
-        self.replies.front().is_some_and(may_pass)
+        self.replies.front().is_some_and(|reply| door::is_unpaced(is_data(reply)))
     }
 
     /// True if packets came early that are not passed yet.
@@ -223,6 +222,12 @@ impl Responder {
         if again { TxReason::AnswerAgain } else { TxReason::Answer }
     }
 
+    /// Returns how far a request is ahead of the expected PSN; negative: a duplicate.
+    #[inline(always)]
+    fn distance_to(&self, packet: &Packet) -> i32 {
+        door::distance(packet, self.expected)
+    }
+
     /// Returns the PSN before the expected one.
     #[inline(always)]
     fn last_executed(&self) -> Psn {
@@ -233,12 +238,7 @@ impl Responder {
     fn acknowledge(&mut self) {
         self.unacknowledged = 0;
         self.answers_duplicates = false;
-        let ack = Reply::Ack { psn: self.last_executed(), msn: self.msn };
-        if PlantedBug::AckBeforeReadResponse.is() {
-            self.replies.push_front(ack);
-        } else {
-            self.replies.push(ack);
-        }
+        self.replies.push(Reply::Ack { psn: self.last_executed(), msn: self.msn });
     }
 
     /// Ends the silence after a NAK: the expected packet has arrived.

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::transport::Check;
+use crate::transport::{Check, door};
 use roxie_wire::Psn;
 
 /// A reply.
@@ -177,18 +177,15 @@ impl Replies {
             *last = reply;
             return true;
         }
-        if !self.has_room_for(&reply) {
-            return false;
-        }
-        self.others.push_back(reply);
-        true
+        self.insert(None, reply)
     }
 
     /// Inserts a reply before the first one for which `is_behind` is true. Of two adjacent ACKs, only the later is
     /// kept. Returns false if the queue is full.
     pub(super) fn insert_before(&mut self, reply: Reply, is_behind: impl Fn(&Reply) -> bool) -> bool {
-        let at = self.iter().position(is_behind).unwrap_or(self.len());
+        let place = self.iter().position(is_behind);
         if matches!(reply, Reply::Ack { .. }) {
+            let at = place.unwrap_or(self.len());
             if matches!(self.iter().nth(at), Some(Reply::Ack { .. })) {
                 return true;
             }
@@ -197,14 +194,21 @@ impl Replies {
                 return true;
             }
         }
-        if !self.has_room_for(&reply) {
-            return false;
+        self.insert(place, reply)
+    }
+
+    /// Inserts a reply as number `place`; `None`: behind all others. Returns false if the queue is full.
+    #[inline(always)]
+    fn insert(&mut self, place: Option<usize>, reply: Reply) -> bool {
+        let has_room = self.has_room_for(&reply);
+        if has_room {
+            match door::place_of_reply(&reply, place) {
+                None => self.push_last(reply),
+                Some(0) => self.push_front(reply),
+                Some(place) => self.others.insert(place - 1, reply),
+            }
         }
-        match at.checked_sub(1) {
-            None => self.push_front(reply),
-            Some(behind_first) => self.others.insert(behind_first, reply),
-        }
-        true
+        has_room
     }
 
     fn has_room_for(&self, reply: &Reply) -> bool {
@@ -224,7 +228,7 @@ impl Replies {
         }
     }
 
-    /// Appends the NAK that refuses a request. No reply follows it, so that it may exceed the bound.
+    /// Appends a reply, also beyond the bound: the NAK that refuses a request, which no reply follows.
     pub(super) fn push_last(&mut self, reply: Reply) {
         match self.first {
             None => self.first = Some(reply),

@@ -3,25 +3,19 @@
 //! Checks follow the order of the specification: the PSN (expected, ahead, duplicate), then the opcode in the message
 //! sequence, then the length, then the access rights. Only a request that passes all checks accesses memory.
 
-use super::{Check, Executed, PlantedBug, Received, Reply, RequestRefused, Responder};
+use super::{Check, Executed, Received, Reply, RequestRefused, Responder};
 use crate::transport::rules::{is_last, packets_for};
 use crate::transport::{Ctx, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpType, Srqn, WcStatus};
 use roxie_base::time::Nanos;
-use roxie_wire::{NakCode, Operation, Packet, Position, rnr_timer_ns};
+use roxie_wire::{NakCode, Operation, Packet, rnr_timer_ns};
 
 impl Responder {
     /// Handles a request packet. `frame` is its index in the receive burst.
     pub(crate) fn on_request(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>) -> Verdict {
         let Received { packet, .. } = request;
         //= IBTA 9.7.1: psn-half-circle
-        let mut ahead = packet.bth.psn.distance_from(self.expected);
-        if PlantedBug::PsnCompareWithoutWrap.is() {
-            ahead = packet.bth.psn.value() as i32 - self.expected.value() as i32;
-        }
-        if ahead < 0 && PlantedBug::NoDuplicateCheck.is() && packet.info().position == Position::Only {
-            ahead = 0;
-        }
+        let ahead = self.distance_to(packet);
         //= IBTA 9.5: requests-are-executed-in-psn-order
         match ahead {
             0 => self.on_expected(ctx, request),

@@ -4,7 +4,7 @@
 //! the next FIRST or ONLY. A message longer than its receive is dropped and counted, and the receive stays posted
 //! (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
-use super::{Check, PlantedBug, Received, Responder};
+use super::{Check, Received, Responder};
 use crate::transport::message::Message;
 use crate::transport::rules::{is_last, write_fits};
 use crate::transport::scatter::{FramePayload, ListError};
@@ -39,9 +39,7 @@ impl Responder {
             //= IBTA 9.8.2.2: uc-message-may-break-off
             // A message in progress has lost its end. The new message reuses its receive.
             self.receiving.set(Message::None);
-        } else if (psn != expected && !PlantedBug::UcIgnoresGaps.is())
-            || self.receiving.check_sequence(packet).is_err()
-        {
+        } else if self.distance_to(packet) != 0 || self.receiving.check_sequence(packet).is_err() {
             //= IBTA 9.8.2.2: uc-gap-drops-the-message
             return self.drop_message(ctx, Verdict::Incomplete { expected });
         }

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::transport::PlantedBug;
+use crate::transport::door;
 use crate::verbs::QpIndex;
 use roxie_base::time::Nanos;
 
@@ -231,6 +231,7 @@ impl Arbiter {
 
     /// Pauses a priority until `until`. A time that is not after `now` ends the pause.
     pub(super) fn pause(&mut self, now: Nanos, priority: u8, until: Nanos) {
+        let until = door::pause_end(now, until);
         self.queues[usize::from(priority)].paused_until = until;
         if now < until {
             self.paused |= 1 << priority;
@@ -242,7 +243,7 @@ impl Arbiter {
     /// Ends the pauses that are over.
     pub(super) fn resume(&mut self, now: Nanos) {
         for (priority, queue) in self.queues.iter().enumerate() {
-            let is_over = queue.paused_until <= now && !PlantedBug::PausedForEver.is();
+            let is_over = queue.paused_until <= now;
             if self.paused & 1 << priority != 0 && is_over {
                 self.paused &= !(1 << priority);
             }
@@ -251,7 +252,7 @@ impl Arbiter {
 
     /// Returns the end of the first pause of a queue that is not empty; `MAX`: there is none.
     pub(super) fn next_resume(&self) -> Nanos {
-        let waits = |p: &usize| self.paused & self.filled & 1 << p != 0 && !PlantedBug::PausedForEver.is();
+        let waits = |p: &usize| self.paused & self.filled & 1 << p != 0;
         (0..PRIORITIES).filter(waits).map(|p| self.queues[p].paused_until).min().unwrap_or(Nanos::MAX)
     }
 }
