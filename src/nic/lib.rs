@@ -26,6 +26,13 @@
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
+/// Asserts what holds at one place of the NIC, in debug builds.
+macro_rules! invariant {
+    ($condition:expr, $($message:tt)+) => {
+        debug_assert!($condition, "invariant: {}", format_args!($($message)+))
+    };
+}
+
 // A module uses those before it only (`tests/repository/tidy/mod.rs`).
 pub mod timer;
 pub mod verbs;

@@ -105,6 +105,8 @@ impl TimerWheel {
             let slot = (self.now as usize) & (SLOTS - 1);
             while self.heads[slot] != NONE {
                 let owner = self.heads[slot];
+                let tick = self.entries[owner as usize].tick;
+                invariant!(tick == self.now, "the timer of tick {tick} fires at {}", self.now);
                 self.unlink(owner);
                 fire(owner);
             }
@@ -124,6 +126,8 @@ impl TimerWheel {
 
     fn link(&mut self, owner: u32, tick: u64) {
         let level = self.level_of(tick);
+        invariant!(tick >= self.now, "a timer for tick {tick} is set at {}", self.now);
+        invariant!(!self.is_set(owner), "owner {owner} has two timers");
         let slot = (tick >> (SLOT_BITS * level as u32)) as usize & (SLOTS - 1);
         let list = level * SLOTS + slot;
         let next = self.heads[list];
@@ -138,6 +142,7 @@ impl TimerWheel {
 
     fn unlink(&mut self, owner: u32) {
         let entry = self.entries[owner as usize];
+        invariant!(entry.list != NONE, "owner {owner} has no timer to remove");
         let list = entry.list as usize;
         if entry.previous == NONE {
             self.heads[list] = entry.next;

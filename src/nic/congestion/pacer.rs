@@ -49,9 +49,19 @@ impl Pacer {
     /// Sets the burst, as `ibv_qp_rate_limit_attr` does: `max_burst_sz` bytes, 0 for the default, but at
     /// least one packet of `typical_pkt_sz` bytes. Frames are always accounted with their actual size.
     pub fn set_burst(&mut self, max_burst_sz: u32, typical_pkt_sz: u16) {
-        let burst = if max_burst_sz == 0 { Self::MAX_BURST } else { max_burst_sz };
-        self.burst = f64::from(burst.max(typical_pkt_sz.into()));
+        self.burst = Pacer::burst_of(max_burst_sz, typical_pkt_sz);
         self.debt = self.debt.max(-self.burst);
+    }
+
+    fn burst_of(max_burst_sz: u32, typical_pkt_sz: u16) -> f64 {
+        let burst = if max_burst_sz == 0 { Self::MAX_BURST } else { max_burst_sz };
+        f64::from(burst.max(typical_pkt_sz.into()))
+    }
+
+    /// True if the credit is within the burst that [`set_burst`](Self::set_burst) sets.
+    pub fn is_bounded(&self, max_burst_sz: u32, typical_pkt_sz: u16) -> bool {
+        let burst = Pacer::burst_of(max_burst_sz, typical_pkt_sz);
+        self.burst <= burst && -self.debt <= burst
     }
 
     /// Returns the earliest time at which the next frame may leave.
@@ -90,5 +100,6 @@ impl Pacer {
         self.speed = rate.0.max(1.0) / 8e9;
         // The cast saturates.
         self.ready_at = self.at + Nanos((self.debt.max(0.0) / self.speed).ceil() as u64);
+        invariant!(self.debt > 0.0 || self.ready_at == self.at, "a QP without debt waits");
     }
 }

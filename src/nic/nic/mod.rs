@@ -385,10 +385,12 @@ impl Nic {
     /// Updates timers, arbiter entries and send queues of all changed QPs.
     pub fn update_changed(&mut self, now: Nanos) {
         while let Some(index) = self.scheduler.take_changed() {
+            invariant!(self.qps.holds(index.0), "QP {} has changed, and is gone", index.0);
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             entry.schedule.clear_changed();
             door::ensure_timer(&mut entry.qp, now);
             entry.qp.assert_invariants();
+            entry.assert_invariants();
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();
             // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as
@@ -429,6 +431,7 @@ impl Nic {
     /// Publishes completions and raises events. Call this after the copies that they report. Returns the number of
     /// completions.
     pub fn publish(&mut self, now: Nanos) -> usize {
+        invariant!(self.out.dma_in.is_empty(), "completions are published before their bytes are written");
         let mut completions = 0;
         if self.srqs.has_reports() {
             self.report_srqs(now);

@@ -242,6 +242,7 @@ impl Nic {
         if users > 0 {
             return Err(ControlError::Busy { object: ObjectKind::QueuePair, users });
         }
+        invariant!(!self.dma.is_planned(), "a QP is destroyed while its frames are gathered");
         self.parking.await_qp(&mut self.qps, index);
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
         let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
@@ -286,6 +287,20 @@ impl QpEntry {
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => window,
         };
         frames as usize
+    }
+
+    /// Asserts that the QP and the NIC's state of it agree, in debug builds.
+    #[inline(always)]
+    pub(super) fn assert_invariants(&self) {
+        if cfg!(debug_assertions) {
+            let (head, fetched, parked) = (self.qp.send_head(), self.fetched, self.parked.is_some());
+            invariant!(head == fetched, "{fetched} work requests are fetched, the QP has {head}");
+            invariant!(self.qp.is_parked() == parked, "only one of QP and NIC waits for copies");
+            let has_failed = self.qp.state() == QpState::Err;
+            invariant!(has_failed || !self.flushing, "a QP in {:?} is flushed", self.qp.state());
+            let is_connected = self.qp.qp_type.is_connected();
+            invariant!(is_connected || !self.notification_due, "a {:?} QP is to notify", self.qp.qp_type);
+        }
     }
 
     /// True if [`Nic::fetch`] has work requests or receives to flush.

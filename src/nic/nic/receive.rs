@@ -256,6 +256,9 @@ impl Nic {
             ctx.out.arrived = received.arrived.unwrap_or(now);
         }
         let mut verdict = door::handle_packet(qp, &mut ctx, packet, &received.frame, received.index);
+        if cfg!(debug_assertions) {
+            qp.assert_received(packet, &verdict, ctx.out, before);
+        }
         entry.has_received |= verdict.is_of_connection() || entry.has_probed && verdict == Verdict::Ghost;
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);

@@ -2,7 +2,7 @@
 
 use super::gsi::names_foreign_qp;
 use super::host_side::DmaOut;
-use super::{Nic, Sent, split};
+use super::{Nic, QpEntry, Sent, split};
 use crate::transport::{AddressHandles, Gather, Origin, TxPlan, door};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use roxie_base::time::Nanos;
@@ -40,6 +40,12 @@ impl Nic {
             return Some(index);
         }
         let index = self.scheduler.next()?;
+        let is_ready = |entry: &QpEntry| entry.schedule.is_ready();
+        invariant!(
+            self.qps.get(index.0).is_some_and(is_ready),
+            "QP {} has a turn, and is not ready",
+            index.0
+        );
         if self.config.serves && self.parking.has_to_wait(&mut self.qps, index) {
             return self.skip_parked(index);
         }
@@ -67,6 +73,7 @@ impl Nic {
     #[cold]
     fn next_urgent(&mut self) -> Option<QpIndex> {
         while let Some(index) = self.scheduler.next_urgent() {
+            invariant!(self.qps.holds(index.0), "QP {} is urgent, and gone", index.0);
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             // A notification of a paused priority is dropped: it would be outdated after the pause.
             if entry.parked.is_some() {
@@ -197,6 +204,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let altered = door::altered(&entry.qp, plan);
         let plan = altered.as_ref().unwrap_or(plan);
+        entry.qp.assert_leaving(plan, &self.out.gather);
         let template = match plan.ah {
             None => entry.qp.template(),
             Some(way) => self.handles.find(way).map(|handle| &handle.template),
@@ -255,6 +263,7 @@ impl Nic {
         let mut headers = [0; MAX_HEADERS];
         let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
         frame.write(0, &headers[..length]);
+        invariant!(entry.notification_due, "a notification leaves that is not due");
         entry.notification_due = false;
         self.counters.np_cnp_sent += 1;
         self.counters.sent_pkts += 1;

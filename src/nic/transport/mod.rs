@@ -25,13 +25,6 @@
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation once a QP is connected. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
 
-/// Asserts what holds at one place of the transport, in debug builds.
-macro_rules! invariant {
-    ($condition:expr, $($message:tt)+) => {
-        debug_assert!($condition, "invariant: {}", format_args!($($message)+))
-    };
-}
-
 mod address;
 mod bitmap;
 mod check;
@@ -210,6 +203,15 @@ impl DmaIn {
     pub(crate) fn frame(&self) -> u16 {
         match self {
             DmaIn::Scatter { frame, .. } | DmaIn::AtomicWrite { frame, .. } => *frame,
+            DmaIn::Flush { .. } | DmaIn::Atomic { .. } | DmaIn::Store { .. } => 0,
+        }
+    }
+
+    /// Returns the number of bytes that the operation copies from the frame.
+    fn copied(&self) -> u64 {
+        match self {
+            DmaIn::Scatter { length, .. } => (*length).into(),
+            DmaIn::AtomicWrite { .. } => 8,
             DmaIn::Flush { .. } | DmaIn::Atomic { .. } | DmaIn::Store { .. } => 0,
         }
     }

@@ -11,7 +11,7 @@
 use super::door;
 use super::verdict::RateChange;
 use crate::congestion::{Control, Pacer, Rate, Sample, Settings, SharedRate, State};
-use crate::verbs::QpAttributes;
+use crate::verbs::{QpAttributes, RateLimit};
 use roxie_base::time::Nanos;
 use roxie_wire::Psn;
 
@@ -164,8 +164,12 @@ impl Pacing {
 
     /// Asserts the part's invariant.
     #[inline(always)]
-    pub(super) fn assert_invariants(&self) {
+    pub(super) fn assert_invariants(&self, attributes: &QpAttributes) {
         invariant!(self.is_on() || !self.held, "data of a QP without a rate is held back");
+        let RateLimit { max_burst, typical_packet, .. } = attributes.rate_limit.unwrap_or_default();
+        let is_bounded =
+            self.pace.as_ref().is_none_or(|pace| pace.pacer.is_bounded(max_burst, typical_packet));
+        invariant!(is_bounded, "bursts exceed {max_burst} bytes, or a packet of {typical_packet}");
     }
 
     /// Installs the reaction point `control` and evaluates the rate. A reaction point of the same kind keeps its rate.

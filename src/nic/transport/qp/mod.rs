@@ -1,6 +1,7 @@
 //! The queue pair: its state and attributes, and the dispatch of calls to requester, responder and services.
 
 mod fast_path;
+mod leaving;
 mod memory_fault;
 mod packets;
 
@@ -12,15 +13,18 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::SendQueue;
 use super::turns::Turns;
-use super::{Awaits, Ctx, QpConfig, QpContext, Verdict, door};
+use super::{Awaits, Ctx, DmaIn, Output, QpConfig, QpContext, Verdict, door};
 use crate::congestion::{Rate, Settings, SharedRate};
 use crate::shared::work_queue::FetchedSend;
 use crate::verbs::{AddressVector, AsyncEvent, CqIndex, EventKind, QpAttr, QpState, QpType, SendWr, Sge};
 use roxie_base::time::Nanos;
-use roxie_wire::{Ends, Psn, Template, entropy_port, flow_port};
+use roxie_wire::{Ends, Packet, Psn, Template, entropy_port, flow_port};
 
 /// Memory of a QP for selective repeat, of both sides, in bytes.
 const _: () = assert!(Requester::SELECTIVE_REPEAT + Responder::SELECTIVE_REPEAT <= 256);
+
+/// Bytes of the network header that a datagram's receive begins with.
+const GRH_LEN: u64 = 40;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -391,6 +395,33 @@ impl Qp {
         self.requester.set_control(&self.context, now, control, line_rate, share);
     }
 
+    /// Returns the send queue position behind the last work request.
+    pub(crate) fn send_head(&self) -> u32 {
+        self.requester.window().queue().head()
+    }
+
+    /// True if the QP waits for copies.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.parked
+    }
+
+    /// Asserts what a received packet may cause at most, in debug builds: copies of its own bytes, and if it is an
+    /// executed request one completion. `copied`: bytes that copies of its frame write. `completions`: those it added.
+    pub(crate) fn assert_received(
+        &self,
+        packet: &Packet,
+        verdict: &Verdict,
+        out: &Output,
+        before: (usize, usize),
+    ) {
+        let carried = packet.payload.len() as u64 + if self.qp_type.is_datagram() { GRH_LEN } else { 0 };
+        let copied: u64 = out.dma_in.iter().skip(before.0).map(DmaIn::copied).sum();
+        invariant!(copied <= carried, "{copied} bytes are copied from a packet with {carried}");
+        let completed = out.completions.len() - before.1;
+        let is_executed = *verdict == Verdict::Executed && !packet.info().is_response();
+        invariant!(!is_executed || completed <= 1, "one request has {completed} completions");
+    }
+
     /// Asserts the QP's invariants (see the page of this folder), in debug builds.
     #[inline(always)]
     pub fn assert_invariants(&self) {
@@ -398,6 +429,15 @@ impl Qp {
             self.requester.assert_invariants(&self.context);
             let may = self.may_take_fast_path();
             invariant!(self.fast == may, "the fast path is taken, but packets came early");
+            let may_drain =
+                !matches!(self.state(), QpState::Reset | QpState::Init | QpState::Rtr | QpState::Rts);
+            invariant!(
+                may_drain || !self.drain_requested,
+                "a QP in {:?} is to tell when it is drained",
+                self.state()
+            );
+            let (has_path, av) = (self.template.is_some(), self.attributes().av.is_some());
+            invariant!(has_path == av, "the prepared headers and the path disagree");
             self.responder.assert_invariants();
         }
     }

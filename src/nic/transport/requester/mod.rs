@@ -265,6 +265,11 @@ impl Requester {
         self.ack_requests.end_peer_probe();
     }
 
+    /// Returns the PSN of the next packet, a first transmission or not.
+    pub(super) fn position(&self) -> Psn {
+        self.window.position()
+    }
+
     /// True if the peer owes no acknowledgement: the timer is a probe's.
     pub(super) fn is_quiet(&self) -> bool {
         self.ack_requests.is_quiet(self.window.una())
@@ -359,7 +364,11 @@ impl Requester {
         self.window.assert_invariants(sends && qp.qp_type.is_reliable_requester());
         let (una, end) = (self.window.una(), self.window.sent_end());
         invariant!(self.awaits(qp).is_some(), "PSNs from {una} to {end} wait without a timer");
-        self.pacing.assert_invariants();
+        let begins = self.window.has_next() && matches!(self.sending, Sending::Failed(_));
+        invariant!(begins || self.sending.failure().is_none(), "no work request is left that cannot be sent");
+        let has_failed = self.has_ended() && matches!(qp.state(), QpState::Rts | QpState::Sqd);
+        invariant!(!has_failed, "a work request has failed, and the QP is in {:?}", qp.state());
+        self.pacing.assert_invariants(qp.attributes());
     }
 }
 

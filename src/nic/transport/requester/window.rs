@@ -181,6 +181,7 @@ impl SendWindow {
 
     /// Moves the position to `psn`, which must be `una` or a PSN that was sent before.
     pub(super) fn rewind_to(&mut self, psn: Psn) {
+        invariant!(!psn.is_before(self.una), "the position moves to {psn}, before {}", self.una);
         let ended = self.started().take_while(|(_, wqe)| !psn.is_before(wqe.end_psn()));
         let (mut count, mut reads) = (0, 0);
         for (_, wqe) in ended {
@@ -204,6 +205,8 @@ impl SendWindow {
     #[inline(always)]
     pub(super) fn acknowledge(&mut self, una: Psn) -> bool {
         let is_behind = self.position().is_before(una);
+        invariant!(!una.is_before(self.una), "{una} is acknowledged, {} was", self.una);
+        invariant!(!self.sent_end.is_before(una), "{una} is acknowledged, {} was not sent", self.sent_end);
         self.una = una;
         is_behind
     }
@@ -213,6 +216,7 @@ impl SendWindow {
         let position = self.queue.tail();
         let opcode = self.oldest().wr.opcode;
         if opcode.takes_resource() && position != self.next {
+            invariant!(self.reads_outstanding > 0, "a {opcode:?} completes, and none is outstanding");
             self.reads_outstanding = self.reads_outstanding.saturating_sub(1);
         }
         self.queue.retire();
@@ -249,6 +253,12 @@ impl SendWindow {
             wqe.packets = packets_of(wqe, mtu);
             self.psn = wqe.end_psn();
         }
+        invariant!(
+            psn == wqe.first_psn + self.next_packet,
+            "PSN {psn} is sent as packet {}",
+            self.next_packet
+        );
+        invariant!(self.next_packet < wqe.packets, "packet {} of {}", self.next_packet, wqe.packets);
         wqe.requested_from = self.next_packet;
         let end = if takes_resource { wqe.end_psn() } else { psn.next() };
         if takes_resource {

@@ -170,6 +170,12 @@ impl Responder {
         }
     }
 
+    /// Returns the stored result of an atomic.
+    pub(super) fn result_of(&self, psn: Psn) -> Option<u64> {
+        let slot = self.resources.find(psn, Operation::AtomicAcknowledge)?;
+        self.resources.get(slot).map(|resource| resource.result)
+    }
+
     /// Drops the pending replies.
     pub(super) fn forget_replies(&mut self) {
         self.replies.clear();
@@ -307,6 +313,7 @@ impl Responder {
 
     /// Advances the state past the reply packet at the front, which is sent.
     pub(super) fn reply_sent(&mut self) {
+        invariant!(self.has_replies(), "a reply is sent that was not pending");
         if let Some(Reply::Read(slot) | Reply::Atomic(slot)) = self.replies.front() {
             let resource = self.resources.get_mut(slot);
             if !resource.is_some_and(|resource| resource.packet_sent()) {

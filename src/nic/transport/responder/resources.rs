@@ -42,6 +42,7 @@ impl Resource {
 
     /// Advances over a response packet, which is sent. Returns true if it was the last one.
     pub(super) fn packet_sent(&mut self) -> bool {
+        invariant!(self.next < self.packets, "response packet {} of {}", self.next, self.packets);
         self.next += 1;
         let is_last = self.next >= self.packets;
         if is_last {
@@ -96,6 +97,8 @@ impl Resources {
 
     /// Stores a READ or atomic in the slot of `next_slot`.
     pub(super) fn store(&mut self, resource: Resource) {
+        let may_go = self.slots[self.next].as_ref().is_none_or(|old| !old.queued || old.again);
+        invariant!(may_go, "resource {} gives way, and has not answered", self.next);
         self.slots[self.next] = Some(resource);
         self.next = (self.next + 1) % self.slots.len();
     }
