@@ -71,6 +71,15 @@ impl Moderation {
         self.destinations.resize_with(wanted, Default::default);
     }
 
+    /// True if a notification was admitted at `now`. `qp`: the last one of its QP. Addresses are not looked up.
+    pub fn has_admitted(&self, now: Nanos, qp: LastNotification) -> bool {
+        match self.scope {
+            Scope::Qp => qp.0 == Some(now),
+            Scope::Port => self.port.0 == Some(now),
+            Scope::Destination => true,
+        }
+    }
+
     /// Called for a marked packet of `qp`, with the destination of a notification. Returns true, and records
     /// the notification, if it may be sent.
     pub fn admit(&mut self, now: Nanos, qp: &mut LastNotification, destination: &Destination) -> bool {

@@ -158,6 +158,8 @@ impl Nic {
         //= IBTA A17.9.3: cnp-interval
         let admit = || self.congestion.moderation.admit(now, last, &av.dgid.0);
         if door::notifies(&entry.qp, packet, warrants, admit) {
+            let is_admitted = self.congestion.moderation.has_admitted(now, entry.last_notification);
+            invariant!(is_admitted, "a notification leaves before the interval is over");
             entry.notification_due = true;
             self.scheduler.make_urgent(&mut entry.schedule);
         }

@@ -20,6 +20,8 @@ impl Nic {
     pub fn execute(&mut self, now: Nanos, mut command: Command) -> Result<Answer, ControlError> {
         self.spare = if let Command::CreatePrepared(_, queue) = &mut command { queue.take() } else { None };
         self.parking.await_nothing();
+        invariant!(!self.dma.is_planned(), "a command runs while frames are gathered");
+        invariant!(!self.scheduler.is_urgent_turn(), "a command runs in an urgent turn");
         self.check_names(&command)?;
         match command {
             Command::AllocPd => self.pds.open().map(Answer::Pd),

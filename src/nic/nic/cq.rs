@@ -51,6 +51,7 @@ impl Moderation {
             }
             self.due = now + self.period;
         }
+        invariant!(self.held < self.count, "an event waits for {} completions of {}", self.held, self.count);
         self.held += 1;
         let effect = match self.held {
             _ if wc.status != WcStatus::Success => EventEffect::ByFailure,
@@ -61,6 +62,7 @@ impl Moderation {
         if effect.raises() {
             self.release();
         }
+        invariant!((self.held == 0) == (self.due == Nanos::MAX), "{} held, due at {}", self.held, self.due);
         effect
     }
 
@@ -162,6 +164,7 @@ impl CompletionQueues {
     /// If there is no such queue.
     pub(super) fn use_cq(&mut self, cq: CqIndex, change: i32) -> Result<(), ControlError> {
         let entry = self.get_mut(cq)?;
+        invariant!(entry.users.checked_add_signed(change).is_some(), "{} users and {change}", entry.users);
         entry.users = entry.users.saturating_add_signed(change);
         Ok(())
     }
@@ -186,6 +189,7 @@ impl CompletionQueues {
         if let Some(moving) = &mut entry.moving {
             moving.add(pushed);
         }
+        invariant!(pushed <= run.len(), "{pushed} completions are published of {}", run.len());
         let lost = run.len() - pushed;
         if lost > 0 && !std::mem::replace(&mut entry.failed, true) {
             self.overrun.push(cq);
@@ -227,6 +231,7 @@ impl CompletionQueues {
                 self.events_due = self.events_due.min(moderation.due);
                 continue;
             }
+            invariant!(moderation.held > 0, "an event is due that is not held back");
             moderation.release();
             if raises(EventEffect::ByTime, 1) {
                 entry.wake();
@@ -338,6 +343,8 @@ impl Nic {
     /// Moves QPs that complete to an overflowed queue to the error state (IBTA 11.6.3.2).
     fn handle_overruns(&mut self, now: Nanos) {
         while let Some(cq) = self.cqs.overrun.pop() {
+            let has_failed = self.cqs.table.get(cq.0).is_some_and(|entry| entry.failed);
+            invariant!(has_failed, "completion queue {} has overflowed, and goes on", cq.0);
             //= IBTA 11.6.3.2: cq-overflow-is-an-event
             self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
             self.fail_users_of_cq(now, cq);

@@ -71,6 +71,8 @@ impl Dma {
     /// Plans a copy for a frame. Slots must come in the order in which their frames are [gathered](Self::gather).
     #[inline(always)]
     pub(super) fn plan(&mut self, copy: DmaOut) {
+        let is_next = self.out.last().is_none_or(|last| last.slot <= copy.slot);
+        invariant!(is_next, "a copy for slot {} follows those of later slots", copy.slot);
         self.out.push(copy);
     }
 
@@ -152,6 +154,7 @@ impl Dma {
             self.gathered += 1;
             let start = usize::from(op.offset);
             let place = start..start + usize::from(op.length);
+            invariant!(place.end <= frame.len(), "payload ends at byte {} of {}", place.end, frame.len());
             if self.serves {
                 match self.remote.payload(index) {
                     Payload::Local => {}
@@ -175,6 +178,8 @@ impl Dma {
                 host.read_pieces(op.from, frame.slices_mut(place)).is_ok()
             };
         }
+        let next = self.out.get(self.gathered);
+        invariant!(next.is_none_or(|next| next.slot > slot), "the frame of slot {slot} lacks payload");
         if self.gathered == self.out.len() {
             self.out.clear();
             self.gathered = 0;

@@ -37,6 +37,7 @@ impl Gsis {
     }
 
     pub(super) fn add(&mut self, qp: QpIndex) {
+        invariant!(self.all().all(|other| other != qp), "QP {} is QP1 twice", qp.0);
         match self.own {
             None => self.own = Some(qp),
             Some(_) => self.clients.push((qp, GsiRoutes::default())),

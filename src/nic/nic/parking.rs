@@ -169,6 +169,7 @@ impl Nic {
                 frame.fill(batch, number);
             }
             parked.has_lost |= batch.is_none();
+            invariant!(parked.batches > 0, "a QP waits for no batch, and batch {number} lists it");
             parked.batches -= 1;
             if parked.batches == 0 {
                 self.parking.released.push_back(*qp);
@@ -242,6 +243,7 @@ impl Parking {
             return;
         }
         self.parked += 1;
+        invariant!(!entry.qp.is_parked(), "QP {} is parked twice", qp.0);
         entry.qp.set_parked(true);
         entry.parked = Some(Box::new(Parked::new(batch.handed, &batch.memory)));
     }
@@ -387,9 +389,12 @@ impl Nic {
     /// Has a QP continue. Returns the received frames that were set aside, for [`receive_again`](Self::receive_again),
     /// and true if the QP has lost a write, and must fail before.
     pub fn unpark(&mut self, now: Nanos, qp: QpIndex) -> (VecDeque<SetAside>, bool) {
-        self.parking.released.pop_front();
+        let released = self.parking.released.pop_front();
+        invariant!(released == Some(qp), "QP {} continues out of turn", qp.0);
         let Some(entry) = self.qps.get_mut(qp.0) else { return (VecDeque::new(), false) };
         let Some(parked) = entry.parked.take() else { return (VecDeque::new(), false) };
+        invariant!(parked.batches == 0, "QP {} continues, and waits for {} batches", qp.0, parked.batches);
+        invariant!(parked.frames.is_empty(), "{} frames of QP {} are forgotten", parked.frames.len(), qp.0);
         self.parking.parked -= 1;
         parked.memory.hold(0, parked.bytes);
         entry.qp.set_parked(false);

@@ -58,6 +58,7 @@ impl ProtectionDomains {
     /// Adds `change`, 1 or -1, to the number of objects of a domain.
     pub(super) fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
         let users = self.users.get_mut(pd.0).ok_or(ControlError::NotFound(ObjectKind::ProtectionDomain))?;
+        invariant!(users.checked_add_signed(change).is_some(), "{users} objects and {change}");
         *users = users.saturating_add_signed(change);
         Ok(())
     }

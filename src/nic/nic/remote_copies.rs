@@ -333,6 +333,7 @@ impl RemoteCopies {
 
     /// Gives a batch that goes to a thread its number. Returns the QPs with writes in it.
     pub(super) fn hand_over(&mut self, batch: &mut Batch, number: u64) -> impl Iterator<Item = QpIndex> {
+        invariant!(batch.number == 0 && number > 0, "batch {} is handed over as {number}", batch.number);
         batch.number = number;
         self.numbers[batch.slot] = number;
         let slot = batch.slot;
@@ -342,6 +343,7 @@ impl RemoteCopies {
     /// Takes back a batch that was made in the pass.
     pub(super) fn take_back(&mut self, batch: Batch) {
         let slot = batch.slot;
+        invariant!(self.batches[slot].is_none(), "batch {slot} is taken back twice");
         self.batches[slot] = Some(batch);
     }
 
@@ -351,6 +353,7 @@ impl RemoteCopies {
         if self.numbers.get(slot) != Some(&batch.number) {
             return Some(batch);
         }
+        invariant!(self.batches[slot].is_none(), "batch {} comes back twice", batch.number);
         self.batches[slot] = Some(batch);
         None
     }

@@ -149,6 +149,7 @@ impl Srqs {
         };
         //= IBTA 10.2.9: srq-limit-is-told-once
         if taken.limit_reached {
+            invariant!(self.reports.len() < self.reports.capacity(), "an event more than two for each queue");
             self.reports.push((index, EventKind::SrqLimitReached));
         }
         Some(taken.wr)
@@ -230,6 +231,7 @@ impl Srqs {
     /// Adds `change` to a queue's user count.
     pub(super) fn use_srq(&mut self, index: SrqIndex, change: i32) {
         if let Some(srq) = self.table.get_mut(index.0) {
+            invariant!(srq.users.checked_add_signed(change).is_some(), "{} users and {change}", srq.users);
             srq.users = srq.users.saturating_add_signed(change);
         }
     }

@@ -98,8 +98,11 @@ impl<T> Table<T> {
             self.slots.push(value);
             self.generations.push(0);
         } else {
-            self.free.pop_front();
-            *self.slots.get_mut(place as usize)? = Some(value);
+            let freed = self.free.pop_front();
+            invariant!(freed == Some(place), "slot {place} is used, {freed:?} is free");
+            let slot = self.slots.get_mut(place as usize)?;
+            invariant!(slot.is_none(), "slot {place} is free, and has an object");
+            *slot = Some(value);
         }
         Some(self.name_at(place))
     }
@@ -132,6 +135,8 @@ impl<T> Table<T> {
         let generation = &mut self.generations[place as usize];
         *generation = next_generation(*generation);
         self.free.push_back(place);
+        let (free, all) = (self.free.len(), self.slots.len());
+        invariant!(free <= all, "{free} slots of {all} are free");
         Some(value)
     }
 
@@ -246,6 +251,7 @@ impl<T> NumberedTable<T> {
             number = self.encode(place, generation);
         }
         self.generations[place as usize] = generation;
+        invariant!(self.decode(number) == Some(place), "number {number:#x} is not of slot {place}");
         let number = reserved.unwrap_or(number);
         self.table.insert(Numbered { number, name, value: make(name, number) })
     }

@@ -37,6 +37,7 @@ impl Srqs {
 
     pub(super) fn use_xrcd(&mut self, xrcd: XrcdId, change: i32) -> Result<(), ControlError> {
         let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
+        invariant!(entry.users.checked_add_signed(change).is_some(), "{} users and {change}", entry.users);
         entry.users = entry.users.saturating_add_signed(change);
         Ok(())
     }
@@ -70,6 +71,7 @@ impl Srqs {
         let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         entry.opens -= 1;
         if entry.opens == 0 {
+            invariant!(entry.users == 0, "an XRC domain closes, and {} objects are in it", entry.users);
             self.xrcds.remove(xrcd.0);
         }
         Ok(Answer::Done)

@@ -157,6 +157,7 @@ impl Scheduler {
         if qp.unfetched {
             self.unfetched.retain(|unfetched| *unfetched != qp.index);
         }
+        invariant!(!self.is_timed(qp.index.place()), "a timer runs for QP {}, which is gone", qp.index.0);
     }
 }
 
@@ -166,6 +167,7 @@ impl Scheduler {
     #[inline(always)]
     pub(super) fn mark_changed(&mut self, qp: &mut Schedule) {
         if !qp.changed {
+            invariant!(self.changed.len() < self.changed.capacity(), "more QPs have changed than there are");
             qp.changed = true;
             self.changed.push(qp.index);
         }
@@ -180,6 +182,8 @@ impl Scheduler {
     /// Marks a QP that is to be fetched from, or flushed, although it rings no doorbell.
     pub(super) fn fetch_later(&mut self, qp: &mut Schedule) {
         if !std::mem::replace(&mut qp.unfetched, true) {
+            let has_room = self.unfetched.len() < self.unfetched.capacity();
+            invariant!(has_room, "more QPs are to be fetched from than there are");
             self.unfetched.push(qp.index);
         }
     }
@@ -205,6 +209,7 @@ impl Scheduler {
         if deadline < qp.timer_at {
             qp.timer_at = deadline;
             self.timers.set(qp.index.place(), deadline);
+            invariant!(self.is_timed(qp.index.place()), "QP {} has no timer", qp.index.0);
         }
     }
 
@@ -213,6 +218,7 @@ impl Scheduler {
         if until < qp.release_at {
             qp.release_at = until;
             self.releases.set(qp.index.place(), until);
+            invariant!(self.holds_back(), "held data is not released");
         }
     }
 
@@ -242,6 +248,7 @@ impl Scheduler {
     /// Takes the memory of a list back.
     #[inline]
     pub(super) fn return_list(&mut self, mut due: Vec<QpIndex>) {
+        invariant!(self.due.capacity() == 0, "a list of expired timers is returned twice");
         due.clear();
         self.due = due;
     }
@@ -308,6 +315,7 @@ impl Scheduler {
     /// Takes the QP whose turn it is, for any of its packets.
     #[inline]
     pub(super) fn next(&mut self) -> Option<QpIndex> {
+        invariant!(!self.urgent_turn, "a turn begins in an urgent one");
         let next = self.arbiter.pop();
         self.presses &= next.is_some();
         next
@@ -334,6 +342,7 @@ impl Scheduler {
     /// Begins a turn for urgent packets only.
     pub(super) fn begin_urgent(&mut self, qp: &mut Schedule) {
         debug_assert!(qp.urgent, "it was in the queue");
+        invariant!(!self.urgent_turn, "an urgent turn begins in another");
         qp.urgent = false;
         self.urgent_turn = true;
     }
@@ -346,6 +355,7 @@ impl Scheduler {
 
     /// Ends a turn for urgent packets; a QP with more of them is to [`hurry`](Self::hurry).
     pub(super) fn end_urgent(&mut self) {
+        invariant!(self.urgent_turn, "an urgent turn ends that has not begun");
         self.urgent_turn = false;
     }
 
@@ -361,6 +371,8 @@ impl Scheduler {
         } else if unfinished {
             self.arbiter.push(qp.priority, qp.index);
         }
+        let is_last = !unfinished || self.arbiter.is_last(qp.priority, qp.index);
+        invariant!(is_last, "an unfinished QP gets its next turn before others");
     }
 
     /// Charges a QP's priority for a frame of `bytes`.

@@ -130,7 +130,9 @@ impl Arbiter {
     }
 
     pub(super) fn push(&mut self, priority: u8, qp: QpIndex) {
-        self.queues[usize::from(priority)].waiting.push_back(qp);
+        let waiting = &mut self.queues[usize::from(priority)].waiting;
+        invariant!(waiting.len() < waiting.capacity(), "queue {priority} has no room for another QP");
+        waiting.push_back(qp);
         self.filled |= 1 << priority;
     }
 
@@ -139,7 +141,13 @@ impl Arbiter {
         self.filled |= 1 << priority;
     }
 
+    /// True if this QP is the last one of the queue of this priority.
+    pub(super) fn is_last(&self, priority: u8, qp: QpIndex) -> bool {
+        self.queues[usize::from(priority)].waiting.back() == Some(&qp)
+    }
+
     pub(super) fn push_urgent(&mut self, qp: QpIndex) {
+        invariant!(self.urgent.len() < self.urgent.capacity(), "the urgent queue has no room for another QP");
         self.urgent.push_back(qp);
     }
 
@@ -161,6 +169,7 @@ impl Arbiter {
             if open.is_power_of_two() { open.trailing_zeros() as usize } else { self.choose(open) };
         let waiting = &mut self.queues[priority].waiting;
         let qp = waiting.pop_front();
+        invariant!(qp.is_some(), "queue {priority} is empty, and is taken to be filled");
         if waiting.is_empty() {
             self.filled &= !(1 << priority);
         }
@@ -190,6 +199,7 @@ impl Arbiter {
         let may_send = |p: &usize| is_open(p) && self.queues[*p].credit > 0;
         let turn = (self.round..self.round + PRIORITIES).map(|p| p % PRIORITIES).find(may_send);
         self.round = turn.unwrap_or(self.round);
+        invariant!(is_open(&self.round), "queue {} has a turn, and is not open", self.round);
         self.round
     }
 
@@ -232,6 +242,7 @@ impl Arbiter {
     /// Pauses a priority until `until`. A time that is not after `now` ends the pause.
     pub(super) fn pause(&mut self, now: Nanos, priority: u8, until: Nanos) {
         let until = door::pause_end(now, until);
+        invariant!(until != Nanos::MAX, "priority {priority} is paused for ever");
         self.queues[usize::from(priority)].paused_until = until;
         if now < until {
             self.paused |= 1 << priority;
@@ -243,6 +254,8 @@ impl Arbiter {
     /// Ends the pauses that are over.
     pub(super) fn resume(&mut self, now: Nanos) {
         for (priority, queue) in self.queues.iter().enumerate() {
+            let has_end = self.paused & 1 << priority == 0 || queue.paused_until > Nanos::ZERO;
+            invariant!(has_end, "priority {priority} is paused, and was never");
             let is_over = queue.paused_until <= now;
             if self.paused & 1 << priority != 0 && is_over {
                 self.paused &= !(1 << priority);

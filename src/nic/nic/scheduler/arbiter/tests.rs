@@ -50,11 +50,12 @@ impl Model {
 fn random_operations_match_the_model() {
     for seed in 0..200 {
         let mut numbers = Numbers(seed);
-        let mut arbiter = Arbiter::new(8);
+        // A QP may be queued in each step here.
+        let mut arbiter = Arbiter::new(400);
         let mut model = Model::default();
         let strict: [bool; PRIORITIES] = std::array::from_fn(|_| numbers.below(3) == 0);
         arbiter.set_services(strict.map(|is| if is { Service::Strict } else { Service::Weighted(3) }));
-        (0..PRIORITIES as u8).for_each(|p| arbiter.prepare(p, 8));
+        (0..PRIORITIES as u8).for_each(|p| arbiter.prepare(p, 400));
         let mut now = Nanos(1);
         for step in 0..400 {
             let (p, qp) = (numbers.below(PRIORITIES), QpIndex(numbers.below(8) as u32));
