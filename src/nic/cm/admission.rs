@@ -195,6 +195,7 @@ impl Manager {
 
     pub(super) fn count_half_open(&mut self, address: Gid, more: bool) {
         let count = self.half_open.entry(address).or_default();
+        invariant!(more || *count > 0, "{address} has one half-open connection fewer than none");
         *count = if more { *count + 1 } else { count.saturating_sub(1) };
         if *count == 0 {
             self.half_open.remove(&address);
@@ -210,6 +211,8 @@ impl Manager {
             self.answered.retain(|id| table.get(*id).is_some_and(Connection::is_evictable));
         }
         self.answered.push_back(id);
+        let (candidates, most) = (self.answered.len(), 2 * self.table.limit() as usize);
+        invariant!(candidates <= most, "{candidates} candidates for eviction, at most {most}");
     }
 
     /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The

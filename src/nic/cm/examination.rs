@@ -104,11 +104,17 @@ impl OpenExaminations {
     fn add(&mut self, id: CommId, address: Gid) {
         self.by_age.push_back((id, address));
         *self.by_address.entry(address).or_default() += 1;
+        invariant!(
+            self.by_age.len() <= MOST,
+            "{} connections are examined, at most {MOST}",
+            self.by_age.len()
+        );
     }
 
     pub(super) fn remove(&mut self, id: CommId) {
         let Some(at) = self.by_age.iter().position(|(examined, _)| *examined == id) else { return };
         let Some((_, address)) = self.by_age.remove(at) else { return };
+        invariant!(self.by_address.contains_key(&address), "an examination of {address} was not counted");
         if let Some(count) = self.by_address.get_mut(&address) {
             *count -= 1;
             if *count == 0 {

@@ -90,6 +90,8 @@ impl Manager {
 
     fn set_early_timer(&mut self) {
         // All requests wait equally long, so the first one expires first.
+        let times = || self.early.iter().map(|early| early.until);
+        invariant!(times().is_sorted(), "the first request to wait is not the first whose wait ends");
         if let Some(first) = self.early.front() {
             self.wheel.set(self.table.limit(), first.until);
         }

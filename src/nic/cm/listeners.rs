@@ -162,6 +162,8 @@ impl Listeners {
         if let Some(entry) = self.entry_mut(name) {
             *entry.by_address.entry(waiting.address).or_default() += 1;
             entry.waiting.push_back(waiting);
+            let (waiting, backlog) = (entry.waiting.len(), entry.backlog);
+            invariant!(waiting <= backlog as usize, "{waiting} requests are in a backlog of {backlog}");
         }
     }
 
@@ -197,6 +199,7 @@ impl Listeners {
         let Some(entry) = self.entry_mut(name) else { return };
         let Some(at) = entry.waiting.iter().position(|waiting| waiting.id == id) else { return };
         let Some(Waiting { address, .. }) = entry.waiting.remove(at) else { return };
+        invariant!(entry.by_address.contains_key(&address), "a request of {address} was not counted");
         if let Some(count) = entry.by_address.get_mut(&address) {
             *count -= 1;
             if *count == 0 {

@@ -309,6 +309,7 @@ impl Manager {
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.retries_remaining = connection.max_retries;
         connection.repeats = 0;
+        invariant!(connection.outgoing.is_some(), "{id:?} has sent nothing, and waits for an answer");
         connection.answer_due = now + connection.answer_timeout;
         connection.pause = if connection.max_retries == 0 { Nanos::ZERO } else { self.config.first_repeat };
         self.wait_on(now, id);
@@ -342,6 +343,7 @@ impl Manager {
     }
 
     pub(super) fn set_timer(&mut self, id: CommId, deadline: Nanos) {
+        invariant!(deadline != Nanos::MAX, "{id:?} waits for ever");
         if let Some(index) = self.table.index(id) {
             self.wheel.set(index.into(), deadline);
         }
@@ -359,6 +361,7 @@ impl Manager {
         let was_half_open = connection.is_half_open();
         let before = std::mem::replace(&mut connection.state, state);
         let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
+        invariant!(before != ConnectionState::TimeWait, "{id:?} lingers, and is to be in {state:?}");
         let released = if connection.keeps_place() { None } else { connection.place.take() };
         let examined = if state == ConnectionState::Established { None } else { connection.suspicion.take() };
         if before != state {
@@ -411,6 +414,8 @@ impl Manager {
 
     /// Ends an established connection. The consumer gets `Disconnected` now, and `TimeWaitExit` later.
     pub(super) fn disconnected(&mut self, now: Nanos, id: CommId, cause: Cause, how: HowDisconnected) {
+        let is_half_open = self.table.get(id).is_some_and(Connection::is_half_open);
+        invariant!(!is_half_open, "{id:?} is disconnected, and was never established");
         let Some(connection) = self.table.get(id) else { return };
         if !connection.orphan {
             self.emit(Event::Disconnected { id, how });
@@ -454,10 +459,12 @@ impl Manager {
         }
         self.unanswered -= u32::from(connection.state.awaits_answer());
         if let Some(place) = connection.place {
+            invariant!(connection.keeps_place(), "{id:?} in {:?} has a place in a backlog", connection.state);
             self.listeners.release(place.listener, id);
         }
         if let Some(key) = connection.remote_key {
-            self.by_remote.remove(&key);
+            let named = self.by_remote.remove(&key);
+            invariant!(named == Some(id), "the peer's names of {id:?} lead to {named:?}");
         }
         self.forget_peer_qp(connection.connected_key(), id);
         self.bequeath(id);

@@ -82,7 +82,12 @@ impl Table {
         if self.encode(index, generation) == CommId(0) {
             generation = generation.wrapping_add(1) & self.last_generation();
         }
+        invariant!(
+            self.decode(self.encode(index, generation)) == (index, generation),
+            "the ID is another place's"
+        );
         let slot = &mut self.slots[usize::from(index)];
+        invariant!(slot.connection.is_none(), "place {index} is free, and has a connection");
         slot.generation = generation;
         slot.connection = Some(Box::new(connection));
         Some(self.encode(index, generation))
@@ -103,6 +108,7 @@ impl Table {
             self.slots.push(Slot::default());
         }
         self.free.retain(|free| *free != index);
+        invariant!(self.decode(id) == (index, generation), "{id:?} is not of place {index}");
         self.slots[usize::from(index)] = Slot { generation, connection: Some(Box::new(connection)) };
         true
     }
@@ -114,6 +120,8 @@ impl Table {
         let connection = slot.connection.take()?;
         slot.generation = slot.generation.wrapping_add(1) & last;
         self.free.push_back(index);
+        let (free, all) = (self.free.len(), self.slots.len());
+        invariant!(free <= all, "{free} places of {all} are free");
         Some(connection)
     }
 

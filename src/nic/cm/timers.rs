@@ -19,8 +19,11 @@ impl Manager {
                 self.end_waits(now);
                 continue;
             }
-            if let Some(id) = self.table.id_at(index as u16) {
+            let id = self.table.id_at(index as u16);
+            invariant!(id.is_some(), "a timer expires of a connection at {index} that is gone");
+            if let Some(id) = id {
                 self.handle_timer(now, id);
+                invariant!(self.ends_by_itself(id), "{id:?} waits, and no timer ends it");
             }
         }
         self.due = due;
@@ -75,6 +78,14 @@ impl Manager {
             return;
         }
         self.give_up(now, id, kind);
+    }
+
+    /// True if a connection is gone, established, the consumer's to answer, or has a timer.
+    fn ends_by_itself(&self, id: CommId) -> bool {
+        let has_timer = || self.table.index(id).is_some_and(|index| self.wheel.is_set(index.into()));
+        let is_waited_for =
+            |state: ConnectionState| state == ConnectionState::Established || state.is_pending();
+        self.state(id).is_none_or(|state| is_waited_for(state) || has_timer())
     }
 
     /// Gives up on an answer after the last retry.

@@ -32,6 +32,8 @@ impl ProvenAddresses {
         {
             self.known.remove(&oldest);
         }
+        let (known, in_order) = (self.known.len(), self.by_age.len());
+        invariant!(known == in_order, "{known} addresses are known, and {in_order} by age");
     }
 }
 
