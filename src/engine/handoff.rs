@@ -178,7 +178,7 @@ impl Handoff {
     fn regain(&self) {
         let trust_after = self.trust_after.load(Relaxed);
         if trust_after > WaitPolicy::TRUST_AFTER_NS {
-            self.trust_after.store(trust_after / 2, Relaxed);
+            self.trust_after.store((trust_after / 2).max(WaitPolicy::TRUST_AFTER_NS), Relaxed);
         }
     }
 
@@ -305,6 +305,16 @@ mod tests {
     use super::*;
 
     const TIME: u64 = 10_000;
+
+    #[test]
+    fn trust_regained_is_no_more_than_at_first() {
+        let handoff = Handoff::new();
+        (0..8).for_each(|_| handoff.backoff_ended(0, true));
+        (0..16).for_each(|_| handoff.backoff_ended(0, false));
+        let polls_until = WaitPolicy::TRUST_AFTER_NS - 1;
+        assert_eq!(handoff.earned(polls_until), None, "it has polled for less than `TRUST_AFTER_NS`");
+        assert!(handoff.earned(polls_until + 1).is_some());
+    }
 
     #[test]
     fn event_that_never_happened_is_not_recent() {
