@@ -122,6 +122,7 @@ impl Worker {
                 self.nic.copied(now, batch);
                 continue;
             }
+            debug_assert!(!batch.is_empty(), "a batch without copies is handed over");
             self.nic.hand_over(now, &mut batch);
             let memory = Arc::clone(batch.memory());
             waits |= memory.is_prompt();
@@ -170,6 +171,7 @@ impl Worker {
     /// Has the QPs continue that wait for no batch any more. Returns how many.
     pub(super) fn resume_released(&mut self, now: Nanos) -> usize {
         let mut resumed = 0;
+        debug_assert!(self.slots.is_empty(), "frames that have waited are sent between two halves");
         // A QP without room for its frames holds up no other.
         for _ in 0..self.nic.released() {
             let Some(qp) = self.nic.next_released() else { break };

@@ -163,6 +163,10 @@ impl Handoff {
             return None;
         }
         let until = now + backoff;
+        debug_assert!(
+            until & !KIND >= state & !KIND,
+            "a backoff sleep is cut short, from {state} to {until}"
+        );
         self.thread_state.compare_exchange(state, until & !KIND | BACKOFF, SeqCst, Relaxed).ok()?;
         self.regain();
         Some(until)
@@ -170,8 +174,22 @@ impl Handoff {
 
     /// Returns how long the engine thread may sleep because callers have polled without a gap.
     fn earned(&self, now: u64) -> Option<u64> {
+        self.assert_trust();
         let polled = now.saturating_sub(self.broke_at.load(Relaxed));
         (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(WaitPolicy::LONGEST_BACKOFF_NS))
+    }
+
+    /// Asserts the bounds of the time after which callers are trusted.
+    fn assert_trust(&self) {
+        let after = self.trust_after.load(Relaxed);
+        let bounds = WaitPolicy::TRUST_AFTER_NS..=WaitPolicy::LONGEST_TRUST_AFTER_NS;
+        debug_assert!(bounds.contains(&after), "callers are trusted after {after} ns");
+    }
+
+    /// Asserts that the engine thread is awake: callers change its state from asleep to awake alone.
+    fn assert_awake(&self) {
+        let state = self.thread_state.load(Relaxed);
+        debug_assert_eq!(state & KIND, AWAKE, "an engine thread that is asleep goes to sleep");
     }
 
     /// Shortens the time after which callers are trusted, once they have kept polling.
@@ -206,6 +224,7 @@ impl Handoff {
     /// Records that the caller no longer blocks on the link. True: wake the engine thread.
     #[must_use]
     pub(crate) fn end_substituting(&self) -> bool {
+        debug_assert!(self.has_substitute(), "a caller stops to block on the link that did not");
         self.substitute.store(0, Relaxed);
         // Against `until_woken`: either `until_woken` sees that `substitute` is 0, or the load below sees the sleep.
         fence(SeqCst);
@@ -267,6 +286,7 @@ impl Handoff {
     }
 
     fn back_off(&self, broke_at: u64, until: u64) -> NextSleep {
+        self.assert_awake();
         self.thread_state.store(until & !KIND | BACKOFF, Relaxed);
         fence(SeqCst);
         if self.broke_at.load(Relaxed) != broke_at && !self.has_substitute() {
@@ -277,6 +297,7 @@ impl Handoff {
     }
 
     fn until_woken(&self) -> NextSleep {
+        self.assert_awake();
         self.thread_state.store(!KIND | UNTIL_WOKEN, Relaxed);
         fence(SeqCst);
         if !self.has_substitute() {
@@ -289,6 +310,7 @@ impl Handoff {
     /// Called by the engine thread: it is about to sleep on all descriptors until `until`. The thread has made
     /// doorbells write their eventfd before, and checks for work again afterwards.
     pub(crate) fn blocks(&self, until: u64) {
+        self.assert_awake();
         self.thread_state.store(until & !KIND | BLOCKED, SeqCst);
         fence(SeqCst);
     }

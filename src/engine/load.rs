@@ -56,6 +56,7 @@ impl Load {
         } else {
             before.saturating_sub(1)
         };
+        debug_assert!(weight <= WaitPolicy::LOAD_MOST, "a load of {weight}, from {before}");
         self.weight.store(weight, Relaxed);
     }
 

@@ -18,6 +18,8 @@ pub struct Progress {
 impl Progress {
     /// Combines the receiving half, `self`, with the sending half, `left`.
     pub(super) fn and(self, left: &Progress) -> Progress {
+        debug_assert_eq!(self.sent, 0, "the receiving half sends nothing");
+        debug_assert_eq!((left.received, left.commands), (0, 0), "the sending half receives nothing");
         let completions = self.completions + left.completions;
         Progress { sent: left.sent, completions, more: self.more || left.more, ..self }
     }

@@ -39,6 +39,7 @@ impl Shares {
 
     /// Gives a unit to a worker.
     pub(super) fn set(&self, unit: u8, worker: u8) {
+        debug_assert_ne!(worker, NO_WORKER, "unit {unit} is given to no worker");
         self.units[usize::from(unit)].store(worker, Relaxed);
     }
 
@@ -149,6 +150,7 @@ impl Siblings {
         for count in 0..BURST {
             let Ok(redirected) = self.queue.try_recv() else { return count };
             let Redirected { bytes, ip_id_hidden, arrived, from } = redirected;
+            debug_assert_ne!(from, self.own, "a worker has given a frame to itself");
             let frame = Frame { a: &bytes, b: &[] };
             let outcome = nic.receive_slow(now, &RxFrame { frame, index: 0, ip_id_hidden, arrived });
             nic.run_dma(|_| frame);
@@ -162,6 +164,7 @@ impl Siblings {
     }
 
     fn give(&mut self, worker: usize, received: &RxFrame<'_>) {
+        debug_assert_ne!(worker, self.own, "a worker gives a frame to itself");
         let Ok(mut bytes) = self.free.try_recv() else {
             self.dropped += 1;
             return;

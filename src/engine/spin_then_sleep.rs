@@ -88,6 +88,7 @@ impl SpinCredit {
 
     fn note(&self, worth_it: bool) {
         let credit = self.credit.load(Relaxed);
+        debug_assert!((1..=WaitPolicy::SPIN_CREDIT).contains(&credit), "{credit} credits for spinning");
         if worth_it {
             self.credit.store((credit + 1).min(WaitPolicy::SPIN_CREDIT), Relaxed);
         } else if credit > 1 {
