@@ -223,17 +223,31 @@ impl Account {
         if let Some(parent) = &self.parent {
             parent.take(cost, old, share)?;
         }
-        cost.iter().for_each(|(resource, amount)| {
-            let used = &mut used[*resource as usize];
-            *used = used.saturating_add(*amount);
-        });
+        for (resource, amount) in *cost {
+            let used = &mut used[resource as usize];
+            debug_assert!(used.checked_add(amount).is_some(), "{used} and {amount} {}", resource.name());
+            *used = used.saturating_add(amount);
+            self.assert_counted_above(resource, *used);
+        }
         Ok(())
+    }
+
+    /// Asserts that the account above has at least what this one uses, `used`: the former is charged first, and
+    /// refunded last.
+    fn assert_counted_above(&self, resource: Resource, used: u64) {
+        if cfg!(debug_assertions)
+            && let Some(parent) = &self.parent
+        {
+            let above = parent.used(resource);
+            debug_assert!(above >= used, "{used} {} of {above} that all have", resource.name());
+        }
     }
 
     fn give_back(&self, cost: &Cost) {
         let mut used = lock(&self.used);
         cost.iter().for_each(|(resource, amount)| {
             let used = &mut used[*resource as usize];
+            debug_assert!(*used >= *amount, "{amount} {} are refunded of {used}", resource.name());
             *used = used.saturating_sub(*amount);
         });
         drop(used);

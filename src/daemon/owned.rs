@@ -113,6 +113,7 @@ impl Owned {
     pub(super) fn may_close(&self, xrcd: XrcdId) -> Result<(), ControlError> {
         let times = self.objects.get(&Object::Xrcd(xrcd)).map_or(0, |holding| holding.charges.len());
         let users = self.objects.values().filter(|holding| holding.made.within == Some(xrcd)).count() as u32;
+        debug_assert!(times > 0 || users == 0, "{users} objects are in an XRC domain that is not open");
         if times > 1 || users == 0 {
             return Ok(());
         }
@@ -122,7 +123,8 @@ impl Owned {
     /// Enters an object that was made or changed, with its charge.
     pub(super) fn enter(&mut self, object: Object, made: Creation, charge: Charge) {
         if let (Object::Qp(qp), Role::Gsi) = (object, made.role) {
-            self.gsi = Some(qp);
+            let before = self.gsi.replace(qp);
+            debug_assert!(before.is_none_or(|before| before == qp), "QP1 is {before:?} already");
         }
         match (object, self.objects.get_mut(&object)) {
             // One more time to close it.
@@ -171,7 +173,9 @@ impl Owned {
 
     /// Records that a QP was attached to a multicast group.
     pub(super) fn attached(&mut self, qp: QpIndex, group: Gid, charges: [Charge; 2]) {
-        self.members.insert((qp, group), charges);
+        debug_assert!(self.has(Object::Qp(qp)), "QP {} is in a group, and not the client's", qp.0);
+        let before = self.members.insert((qp, group), charges);
+        debug_assert!(before.is_none(), "QP {} is in a group twice", qp.0);
     }
 
     /// Records that a QP was detached from a multicast group.
@@ -187,6 +191,7 @@ impl Owned {
         };
         let mut objects: Vec<_> = self.objects.iter().map(each).collect();
         objects.sort_by_key(|(turn, ..)| *turn);
+        debug_assert!(objects.iter().all(|(.., times)| *times > 0), "an object is not charged");
         let each = |(_, object, times): (u8, Object, usize)| (0..times).map(move |_| end_of(object));
         objects.into_iter().flat_map(each).collect()
     }

@@ -24,17 +24,31 @@ const BY_SCRIPT: [PlantedBug; 5] = [
 ];
 
 /// Bugs that an assertion of the NIC finds, before anything is seen outside of it.
-const ASSERTED: [PlantedBug; 9] = [
+const ASSERTED: [PlantedBug; 20] = [
     PlantedBug::NoDuplicateCheck,
     PlantedBug::AckBeforeReadResponse,
     PlantedBug::AckCompletesRead,
+    PlantedBug::NoAckRequestOnRetransmission,
     PlantedBug::UcIgnoresGaps,
     PlantedBug::FlushesSharedReceives,
     PlantedBug::AnswersInOrderOfRequests,
+    PlantedBug::SolicitedOnlyOnce,
+    PlantedBug::UnfinishedGoesFirst,
     PlantedBug::HeldForEver,
+    PlantedBug::IntervalIgnored,
+    PlantedBug::NotifiesItself,
+    PlantedBug::BurstsWithoutBound,
+    PlantedBug::PausedForEver,
+    PlantedBug::NewestResultAnswers,
+    PlantedBug::AckPsnStopsAtZero,
+    PlantedBug::PadIsWritten,
     PlantedBug::NoTimerAfterNak,
+    PlantedBug::ProbeIsExecuted,
     PlantedBug::NoTimerAfterRepeat,
 ];
+
+/// At least a third of the bugs.
+const _: () = assert!(3 * ASSERTED.len() >= PlantedBug::ALL.len());
 
 /// True if a script fails with the bug and passes without it.
 fn is_due_to(bug: PlantedBug, script: &Script) -> bool {
