@@ -241,7 +241,6 @@ impl Worker {
             self.pause_neighbour(now);
         }
         let count = self.port.rx_burst(now);
-        debug_assert!(count <= BURST, "the port gave {count} frames, a burst has {BURST}");
         let notes = self.port.wants_notes();
         for index in 0..count {
             let Received { frame, ip_id_hidden, arrived } = self.port.rx_frame(index);
@@ -267,7 +266,6 @@ impl Worker {
     fn transmit(&mut self, now: Nanos) -> usize {
         let (quantum, burst) = (self.nic.limits().tx_quantum, self.nic.limits().tx_burst);
         self.local_work = 0;
-        debug_assert!(self.slots.is_empty(), "{} frames of an earlier half have not left", self.slots.len());
         while let done = self.slots.len() as u32 + self.local_work
             && done < burst
             && let Some(qp) = self.nic.next_turn()
@@ -321,8 +319,6 @@ impl Worker {
             }
             self.slots.push((id, qp));
         }
-        let burst = self.nic.limits().tx_burst as usize;
-        debug_assert!(self.slots.len() <= burst, "{} frames leave in a burst of {burst}", self.slots.len());
         self.nic.end_turn(qp, true);
         true
     }

@@ -366,7 +366,7 @@ impl Scheduler {
         let unfinished = unfinished || (qp.moved && std::mem::take(&mut qp.moved));
         qp.ready = unfinished;
         self.presses |= unfinished;
-        if unfinished && door::goes_first() {
+        if unfinished && door::precedes_others() {
             self.arbiter.push_front(qp.priority, qp.index);
         } else if unfinished {
             self.arbiter.push(qp.priority, qp.index);

@@ -238,7 +238,8 @@ pub(crate) fn is_overtaken(has_response: bool) -> bool {
     has_response && !PlantedBug::AckCompletesRead.is()
 }
 
-/// Returns what progress of the peer gives back: the RNR retries, and the implied NAK. `is_all`: nothing is outstanding.
+/// Returns what progress of the peer gives back: the RNR retries, and the implied NAK. `is_all`: nothing is
+/// outstanding.
 #[inline(always)]
 pub(crate) fn given_back(is_all: bool) -> (bool, bool) {
     (is_all || !PlantedBug::RnrTriesAreUsedUp.is(), !PlantedBug::GoesBackOnce.is())
@@ -273,7 +274,7 @@ pub(crate) fn event(effect: EventEffect, times: usize) {
 
 /// True if a QP whose turn ends unfinished is queued before all others.
 #[inline(always)]
-pub(crate) fn goes_first() -> bool {
+pub(crate) fn precedes_others() -> bool {
     PlantedBug::UnfinishedGoesFirst.is()
 }
 

@@ -13,7 +13,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::SendQueue;
 use super::turns::Turns;
-use super::{Awaits, Ctx, DmaIn, Output, QpConfig, QpContext, Verdict, door};
+use super::{Awaits, Ctx, DmaIn, Gather, Output, QpConfig, QpContext, TxPlan, Verdict, door};
 use crate::congestion::{Rate, Settings, SharedRate};
 use crate::shared::work_queue::FetchedSend;
 use crate::verbs::{AddressVector, AsyncEvent, CqIndex, EventKind, QpAttr, QpState, QpType, SendWr, Sge};
@@ -405,6 +405,15 @@ impl Qp {
         self.parked
     }
 
+    /// Asserts what a planned packet must keep, in debug builds. `gathers`: where its payload lies, unless that is
+    /// inline.
+    #[inline(always)]
+    pub(crate) fn assert_leaving(&self, plan: &TxPlan, gathers: &[Gather]) {
+        if cfg!(debug_assertions) {
+            leaving::check(self, plan, gathers);
+        }
+    }
+
     /// Asserts what a received packet may cause at most, in debug builds: copies of its own bytes, and if it is an
     /// executed request one completion. `copied`: bytes that copies of its frame write. `completions`: those it added.
     pub(crate) fn assert_received(
@@ -427,6 +436,8 @@ impl Qp {
     pub fn assert_invariants(&self) {
         if cfg!(debug_assertions) {
             self.requester.assert_invariants(&self.context);
+            let (una, end) = (self.requester.window().una(), self.requester.window().sent_end());
+            invariant!(self.awaits().is_some(), "PSNs from {una} to {end} wait without a timer");
             let may = self.may_take_fast_path();
             invariant!(self.fast == may, "the fast path is taken, but packets came early");
             let may_drain =

@@ -362,8 +362,6 @@ impl Requester {
     pub(super) fn assert_invariants(&self, qp: &QpContext) {
         let sends = matches!(qp.state(), QpState::Rts | QpState::Sqd);
         self.window.assert_invariants(sends && qp.qp_type.is_reliable_requester());
-        let (una, end) = (self.window.una(), self.window.sent_end());
-        invariant!(self.awaits(qp).is_some(), "PSNs from {una} to {end} wait without a timer");
         let begins = self.window.has_next() && matches!(self.sending, Sending::Failed(_));
         invariant!(begins || self.sending.failure().is_none(), "no work request is left that cannot be sent");
         let has_failed = self.has_ended() && matches!(qp.state(), QpState::Rts | QpState::Sqd);

@@ -38,7 +38,7 @@ use replies::Replies;
 use resources::{Resource, Resources};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
-use roxie_wire::{Operation, Packet, Psn, Reth};
+use roxie_wire::{Operation, Psn, Reth};
 
 /// Reason why a request is refused.
 struct RequestRefused {
@@ -226,12 +226,6 @@ impl Responder {
     fn reason_of_ack(&self) -> TxReason {
         let again = self.answers_duplicates && self.replies.len() == 1;
         if again { TxReason::AnswerAgain } else { TxReason::Answer }
-    }
-
-    /// Returns how far a request is ahead of the expected PSN; negative: a duplicate.
-    #[inline(always)]
-    fn distance_to(&self, packet: &Packet) -> i32 {
-        door::distance(packet, self.expected)
     }
 
     /// Returns the PSN before the expected one.

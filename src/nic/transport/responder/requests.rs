@@ -5,7 +5,7 @@
 
 use super::{Check, Executed, Received, Reply, RequestRefused, Responder};
 use crate::transport::rules::{is_last, packets_for};
-use crate::transport::{Ctx, Verdict};
+use crate::transport::{Ctx, Verdict, door};
 use crate::verbs::{AsyncEvent, EventKind, QpType, Srqn, WcStatus};
 use roxie_base::time::Nanos;
 use roxie_wire::{NakCode, Operation, Packet, rnr_timer_ns};
@@ -22,6 +22,12 @@ impl Responder {
             1.. => self.on_ahead(ctx, request, ahead as u32),
             _ => self.on_duplicate(ctx, request),
         }
+    }
+
+    /// Returns how far a request is ahead of the expected PSN; negative: a duplicate.
+    #[inline(always)]
+    pub(super) fn distance_to(&self, packet: &Packet) -> i32 {
+        door::distance(packet, self.expected)
     }
 
     fn on_ahead(&mut self, ctx: &mut Ctx<'_>, request: Received<'_>, ahead: u32) -> Verdict {
