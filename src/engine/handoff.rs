@@ -163,10 +163,6 @@ impl Handoff {
             return None;
         }
         let until = now + backoff;
-        debug_assert!(
-            until & !KIND >= state & !KIND,
-            "a backoff sleep is cut short, from {state} to {until}"
-        );
         self.thread_state.compare_exchange(state, until & !KIND | BACKOFF, SeqCst, Relaxed).ok()?;
         self.regain();
         Some(until)
@@ -224,7 +220,6 @@ impl Handoff {
     /// Records that the caller no longer blocks on the link. True: wake the engine thread.
     #[must_use]
     pub(crate) fn end_substituting(&self) -> bool {
-        debug_assert!(self.has_substitute(), "a caller stops to block on the link that did not");
         self.substitute.store(0, Relaxed);
         // Against `until_woken`: either `until_woken` sees that `substitute` is 0, or the load below sees the sleep.
         fence(SeqCst);
