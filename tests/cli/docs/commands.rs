@@ -90,6 +90,7 @@ fn understood(words: &[&str]) -> Result<(), String> {
     let words = &words[words.iter().take_while(is_setting).count()..];
     match words {
         [] | ["eval", ..] | ["cargo", "mutants", ..] => Ok(()),
+        ["cargo", "publish", "--workspace", "--dry-run"] => Ok(()),
         ["roxie" | "target/release/roxie", rest @ ..] => roxie(rest),
         ["make", rest @ ..] => make(rest),
         ["cargo", "test", rest @ ..] => cargo_test(rest),
