@@ -31,7 +31,6 @@ impl Outbox {
         if queued.len() < KEPT && !queued.contains(&event) {
             queued.push(event);
         }
-        debug_assert!(queued.len() <= KEPT, "{} events are queued, at most {KEPT}", queued.len());
     }
 
     /// True if an event is queued.

@@ -14,7 +14,7 @@ use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 use roxie_port::PortInfo;
 
 /// The NIC of a device: [`Workers`] of this process, or another process that serves this one. Methods with a body are
-/// of use with workers only: a NIC in another process sends, receives and outlives the application by itself.
+/// of use with one of the two only: a NIC in another process sends, receives and outlives the application by itself.
 pub trait Adapter: Debug + Send + Sync {
     /// Executes a command, and blocks until its answer.
     ///

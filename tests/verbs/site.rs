@@ -355,14 +355,20 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Ok(None) = self.child.try_wait() else { return };
         // The launcher forwards the signal, so the program ends as well, unless a failed test has left it stopped.
+        let family = descendants(self.child.id());
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
-        self.signal_all(Signal::SIGCONT);
+        for pid in family {
+            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGCONT);
+        }
         let until = Instant::now() + Duration::from_secs(10);
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > until {
+                self.signal_all(Signal::SIGKILL);
+                let _ = self.child.wait();
+                break;
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.signal_all(Signal::SIGKILL);
-        let _ = self.child.wait();
         if std::thread::panicking() {
             let output: String = self.output.iter().map(Stream::text).collect();
             eprintln!("{} was still running: {output}", self.what);

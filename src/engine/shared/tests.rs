@@ -132,3 +132,13 @@ fn caller_blocked_at_time_zero_is_remembered() {
     handoff.distrust_substitutes();
     assert!(!handoff.had_substitute_recently(5));
 }
+
+#[test]
+fn trust_regained_is_no_more_than_at_first() {
+    let handoff = Handoff::new();
+    (0..8).for_each(|_| handoff.backoff_ended(0, true));
+    (0..16).for_each(|_| handoff.backoff_ended(0, false));
+    let polls_until = WaitPolicy::TRUST_AFTER_NS - 1;
+    assert_eq!(handoff.earned(polls_until), None, "it has polled for less than `TRUST_AFTER_NS`");
+    assert!(handoff.earned(polls_until + 1).is_some());
+}

@@ -105,7 +105,7 @@ pub struct Manager {
     pub(super) examinations: VecDeque<Examination>,
     pub(super) open_examinations: OpenExaminations,
     pub(super) counters: CmCounters,
-    pub(super) due: Vec<u32>,
+    pub(super) due: Vec<Option<CommId>>,
     pub(super) early: EarlyRequests,
     pub(super) proven: ProvenAddresses,
     pub(super) dropped: DroppedRequests,

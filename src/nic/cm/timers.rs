@@ -13,17 +13,24 @@ impl Manager {
     /// Handles all timers that have expired at `now`.
     pub fn handle_timeouts(&mut self, now: Nanos) {
         let mut due = std::mem::take(&mut self.due);
-        self.wheel.advance(now, |index| due.push(index));
-        for index in due.drain(..) {
-            if index == self.table.limit() {
-                self.end_waits(now);
-                continue;
-            }
-            let id = self.table.id_at(index as u16);
-            invariant!(id.is_some(), "a timer expires of a connection at {index} that is gone");
-            if let Some(id) = id {
-                self.handle_timer(now, id);
-                invariant!(self.ends_by_itself(id), "{id:?} waits, and no timer ends it");
+        let table = &self.table;
+        self.wheel.advance(now, |index| {
+            let id = table.id_at(index as u16).filter(|_| index != table.limit());
+            invariant!(
+                id.is_some() || index == table.limit(),
+                "a timer of connection {index}, which is gone"
+            );
+            due.push(id);
+        });
+        for id in due.drain(..) {
+            // A request that has waited may take the place of a connection whose timer has expired as well: the timer
+            // is not the new one's.
+            match id {
+                None => self.end_waits(now),
+                Some(id) => {
+                    self.handle_timer(now, id);
+                    invariant!(self.ends_by_itself(id), "{id:?} waits, and no timer ends it");
+                }
             }
         }
         self.due = due;

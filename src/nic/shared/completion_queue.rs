@@ -95,7 +95,6 @@ impl CompletionRing {
         let region = region.part(0, CompletionRing::size(capacity))?;
         let slots = slots_for(capacity) as u64;
         let (mask, lap_bits) = (slots - 1, slots.trailing_zeros());
-        debug_assert!(1 << lap_bits == slots && u64::from(capacity) <= slots, "{capacity} in {slots} slots");
         let capacity = u64::from(capacity.max(1));
         Ok(CompletionRing { memory: region.into(), mask, lap_bits, capacity, due: None })
     }
@@ -172,7 +171,6 @@ impl CompletionRing {
                 continue;
             }
             let count = wanted.min(room);
-            debug_assert!(count <= self.mask + 1, "{count} slots are claimed of {} + 1", self.mask);
             let after = position.wrapping_add(count);
             match control[PRODUCER].compare_exchange_weak(position, after, AcqRel, Relaxed) {
                 Ok(_) => return (position, count),
@@ -401,11 +399,6 @@ impl Move {
             }
             self.to.write(self.to.memory.words(), self.moved, &wc, time);
             self.moved += 1;
-            debug_assert!(
-                self.moved <= self.to.capacity,
-                "{} completions have moved to fewer slots",
-                self.moved
-            );
         }
         if self.remaining > 0 {
             return Ok(false);

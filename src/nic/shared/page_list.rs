@@ -34,13 +34,7 @@ impl PageList {
     /// # Errors
     /// If the region is too small: each page takes a word.
     pub fn on(region: &Arc<Region>, capacity: u32) -> io::Result<PageList> {
-        let region = region.part(0, PageList::size(capacity))?;
-        debug_assert!(
-            region.words().len() >= capacity as usize,
-            "{capacity} pages in {} words",
-            region.words().len()
-        );
-        Ok(PageList { region, capacity })
+        Ok(PageList { region: region.part(0, PageList::size(capacity))?, capacity })
     }
 
     /// Words of a list of `capacity` pages.
