@@ -55,11 +55,8 @@ fn check_reply(qp: &Qp, plan: &TxPlan) {
     let psn = plan.bth.psn;
     let answers = matches!(qp.qp_type, QpType::Rc | QpType::XrcRecv);
     invariant!(answers, "a {:?} QP replies", qp.qp_type);
-    match plan.ext {
-        Ext::AtomicAck(_, result) => {
-            let stored = qp.responder.result_of(psn);
-            invariant!(stored == Some(result), "atomic {psn} had {stored:?}, the answer is {result}");
-        }
-        _ => {}
+    if let Ext::AtomicAck(_, result) = plan.ext {
+        let stored = qp.responder.result_of(psn);
+        invariant!(stored == Some(result), "atomic {psn} had {stored:?}, the answer is {result}");
     }
 }
