@@ -1,10 +1,10 @@
 //! Commits follow CONTRIBUTING.md: subjects with an area, bodies, at most 400 changed lines. A tree without its history
 //! is not checked.
 
-use std::path::Path;
 use std::process::Command;
 
 use crate::in_time::CommandInTime;
+use crate::tree::root;
 
 /// Time from which commits are checked, in seconds since the Unix epoch: 1 December 2026.
 const SINCE: u64 = 1_796_083_200;
@@ -51,7 +51,7 @@ fn faults(commit: &Commit) -> Vec<String> {
 
 fn git(arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
-    git.args(arguments).current_dir(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")));
+    git.args(arguments).current_dir(root());
     let done = git.output_in_time().ok().filter(|done| done.status.success())?;
     Some(String::from_utf8_lossy(&done.stdout).into_owned())
 }

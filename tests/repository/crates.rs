@@ -1,31 +1,17 @@
 //! What the crates are published with.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-
-/// Adds the folders of crates below a folder.
-fn add_crates(folder: &Path, to: &mut Vec<PathBuf>) {
-    if folder.join("Cargo.toml").is_file() {
-        to.push(folder.to_owned());
-    }
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            add_crates(&path, to);
-        }
-    }
-}
+use crate::tree::{files_below, root};
 
 /// The licences ask for their texts with each copy, and a crate is one. `cargo package` takes a file that a link names.
 #[test]
 fn published_crates_have_page_repository_and_licences() {
-    let mut crates = vec![PathBuf::from(ROOT)];
-    add_crates(&Path::new(ROOT).join("src"), &mut crates);
+    let mut manifests = files_below(&root().join("src"), |path| path.ends_with("Cargo.toml"));
+    manifests.push(root().join("Cargo.toml"));
     let mut published = 0;
-    for folder in crates {
-        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+    for path in manifests {
+        let (manifest, folder) = (fs::read_to_string(&path).unwrap(), path.parent().unwrap());
         if manifest.contains("publish = false") {
             continue;
         }
@@ -36,7 +22,7 @@ fn published_crates_have_page_repository_and_licences() {
         }
         for text in ["LICENSE-MIT", "LICENSE-APACHE"] {
             let own = fs::read(folder.join(text)).unwrap_or_else(|error| panic!("{name}/{text}: {error}"));
-            assert_eq!(own, fs::read(Path::new(ROOT).join(text)).unwrap(), "{name}/{text}");
+            assert_eq!(own, fs::read(root().join(text)).unwrap(), "{name}/{text}");
         }
     }
     assert!(published >= 20, "{published} crates");

@@ -6,7 +6,8 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+
+use crate::tree::root;
 
 /// First line of a file behind its comments.
 const FIELDS: &str = "date,commit,command,table,row,column,unit,value,least,most";
@@ -40,10 +41,6 @@ struct Request<'a> {
     table: &'a str,
     against: Option<&'a str>,
     columns: Vec<&'a str>,
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 fn read(path: &str) -> String {

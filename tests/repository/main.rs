@@ -11,4 +11,5 @@ mod figures;
 mod release;
 mod rerun;
 mod tidy;
+mod tree;
 mod workflows;

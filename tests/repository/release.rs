@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::in_time::CommandInTime;
+use crate::tree::root;
 use tempfile::TempDir;
 
 /// A repository at version 1.2.3.
@@ -16,8 +17,7 @@ impl Tree {
         let tree = Tree(TempDir::new().unwrap());
         let script = tree.path().join(".ci/release");
         fs::create_dir(tree.path().join(".ci")).unwrap();
-        fs::copy(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(".ci/release"), &script)
-            .unwrap();
+        fs::copy(root().join(".ci/release"), &script).unwrap();
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
         tree.git(&["init", "-q"]);
         tree.write(

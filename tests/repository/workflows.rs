@@ -2,10 +2,11 @@
 //! and they give the action inputs that it has.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::in_time::CommandInTime;
+use crate::tree::root;
 
 /// Prints one line for each step: what it runs, or the action that it uses, with its inputs.
 const STEPS: &str = "
@@ -19,10 +20,6 @@ for job in yaml.safe_load(open(sys.argv[1]))['jobs'].values():
         if 'uses' in step:
             print('uses', step['uses'], *step.get('with', {}), sep='\\t')
 ";
-
-fn root() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
 
 fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))

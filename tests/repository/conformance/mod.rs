@@ -11,17 +11,13 @@ mod rules;
 mod source;
 
 use std::fs;
-use std::path::PathBuf;
 
+use crate::tree::root;
 use rules::{Chapter, Rule};
 use source::Annotation;
 
 const PAGE: &str = "docs/conformance.md";
 const TABLE: &str = "docs/conformance.csv";
-
-fn root() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
 
 fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))

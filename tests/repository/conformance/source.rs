@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use crate::tree::{files_below, is_rust};
+
 /// The prefix of an annotation.
 const MARK: &str = "//= ";
 
@@ -26,27 +28,13 @@ pub struct Annotation {
 
 /// Returns all annotations below a folder of the repository, by file and line. Errors go into `wrong`.
 pub fn annotations(root: &Path, folder: &str, wrong: &mut Vec<String>) -> Vec<Annotation> {
-    let mut files = Vec::new();
-    rust_files(&root.join(folder), &mut files);
-    files.sort();
     let mut annotations = Vec::new();
-    for path in files {
+    for path in files_below(&root.join(folder), is_rust) {
         let name = path.strip_prefix(root).expect("below the root").display().to_string();
         let text = fs::read_to_string(&path).expect("readable");
         annotations.extend(of_file(&name, &text, wrong));
     }
     annotations
-}
-
-fn rust_files(folder: &Path, into: &mut Vec<std::path::PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder").flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            rust_files(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            into.push(path);
-        }
-    }
 }
 
 /// The annotations of one file.

@@ -1,7 +1,9 @@
 //! The rules of the house that a program can check: layers, sizes, where unsafe may be.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use crate::tree::{files_below, is_rust, root};
 
 mod names;
 mod parts;
@@ -74,26 +76,8 @@ const COLUMNS: usize = 120;
 /// Lines of the function that a newcomer reads first.
 const LONGEST_PASS: usize = 50;
 
-fn root() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
-
-fn rust_files(folder: &Path, into: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let hidden = entry.file_name().to_string_lossy().starts_with('.') || entry.file_name() == "target";
-        if path.is_dir() && !hidden {
-            rust_files(&path, into);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            into.push(path);
-        }
-    }
-}
-
 fn files() -> Vec<(String, String)> {
-    let mut paths = Vec::new();
-    rust_files(&root(), &mut paths);
+    let paths = files_below(&root(), is_rust);
     let relative = |p: &PathBuf| p.strip_prefix(root()).expect("below the root").display().to_string();
     paths.iter().map(|p| (relative(p), fs::read_to_string(p).expect("readable"))).collect()
 }
@@ -132,9 +116,8 @@ fn modules_use_those_below() {
 #[test]
 fn a_module_with_a_folder_stands_in_it() {
     let has_folder = |path: &String| {
-        let mut below = Vec::new();
-        rust_files(&root().join(path).with_extension(""), &mut below);
-        !below.is_empty()
+        let folder = root().join(path).with_extension("");
+        folder.is_dir() && !files_below(&folder, is_rust).is_empty()
     };
     let files = files().into_iter().map(|(path, _)| path);
     let modules = files
