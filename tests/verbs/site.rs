@@ -354,12 +354,9 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let Ok(None) = self.child.try_wait() else { return };
-        // The launcher forwards the signal, so the program ends as well, unless a failed test has left it stopped.
-        let family = descendants(self.child.id());
+        // A failed test may have left the program stopped. The launcher forwards the second signal to it.
+        self.signal_all(Signal::SIGCONT);
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
-        for pid in family {
-            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGCONT);
-        }
         let until = Instant::now() + Duration::from_secs(10);
         while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() > until {

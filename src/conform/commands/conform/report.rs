@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::commands::write_reports;
 use roxie::text::file_in;
 use roxie_conform_bench::report::{Report, junit, page};
 use roxie_conform_bench::run::Outcome;
@@ -10,7 +11,6 @@ use roxie_conform_bench::verdict::Verdict;
 use roxie_report::ladder::{self, Ladder, Style};
 use roxie_report::output;
 
-use super::super::write_reports;
 use super::{BROKEN, CANNOT_RUN, Ended, PlayArguments};
 
 /// Draws the packets of an outcome, writes its capture if that is asked for, prints it, and adds it to the report.

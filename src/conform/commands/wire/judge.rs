@@ -13,8 +13,8 @@ use roxie_conform_bench::through::{SCRIPTS, WireJudge, WireScript, script};
 use roxie_report::failure::Failure;
 use roxie_report::output;
 
-use super::super::write_reports;
 use super::report::Placed;
+use crate::commands::write_reports;
 
 /// Options about verdicts.
 #[derive(Debug, Args)]

@@ -170,10 +170,14 @@ impl Responder {
         }
     }
 
+    /// Returns the slot of an atomic that has been executed.
+    pub(super) fn slot_of_atomic(&self, psn: Psn) -> Option<u8> {
+        self.resources.find(psn, Operation::AtomicAcknowledge)
+    }
+
     /// Returns the stored result of an atomic.
     pub(super) fn result_of(&self, psn: Psn) -> Option<u64> {
-        let slot = self.resources.find(psn, Operation::AtomicAcknowledge)?;
-        self.resources.get(slot).map(|resource| resource.result)
+        self.resources.get(self.slot_of_atomic(psn)?).map(|resource| resource.result)
     }
 
     /// Drops the pending replies.
@@ -347,9 +351,5 @@ impl Responder {
 
     pub(super) fn newest_result(&self) -> Option<u64> {
         Some(self.resources.newest()?.result)
-    }
-
-    pub(super) fn slot_of_atomic(&self, psn: Psn) -> Option<u8> {
-        self.resources.find(psn, Operation::AtomicAcknowledge)
     }
 }
