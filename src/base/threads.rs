@@ -1,6 +1,8 @@
 //! Threads of Roxie in an application's process.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
@@ -73,6 +75,30 @@ pub fn request_real_time() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Tells whether a thread has what it needs to run, apart from a processor.
+#[derive(Debug)]
+pub struct ThreadState(File);
+
+impl ThreadState {
+    /// That of the calling thread.
+    ///
+    /// # Errors
+    /// If `/proc` is not mounted.
+    pub fn of_caller() -> io::Result<ThreadState> {
+        File::open("/proc/thread-self/stat").map(ThreadState)
+    }
+
+    /// True if the thread runs, or waits for nothing but a processor. False after its end.
+    pub fn is_runnable(&self) -> bool {
+        // Number, name in parentheses, state (`proc_pid_stat(5)`). The name has at most 15 bytes.
+        let mut start = [0; 64];
+        let length = self.0.read_at(&mut start, 0).unwrap_or(0);
+        let fields = &start[..length];
+        let state = fields.iter().rposition(|byte| *byte == b')').and_then(|end| fields.get(end + 2));
+        state == Some(&b'R')
+    }
+}
+
 /// Runs `act` in a thread with the given effective user ID, which the kernel reports to the peers of its connections.
 /// The real and the saved user ID stay, so that no process of that user can signal or trace this one.
 ///
@@ -109,5 +135,23 @@ mod tests {
             assert!(mask.contains(signal));
         }
         assert_eq!(SigSet::thread_get_mask().unwrap(), before);
+    }
+
+    #[test]
+    fn thread_that_waits_is_not_runnable() {
+        assert!(ThreadState::of_caller().unwrap().is_runnable());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = Builder::new().name("a) R (b) R".into()).spawn(move || {
+            sender.send(ThreadState::of_caller().unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        let state = receiver.recv().unwrap();
+        while state.is_runnable() {
+            std::thread::yield_now();
+        }
+        drop(end);
+        thread.unwrap().join().unwrap();
+        assert!(!state.is_runnable());
     }
 }

@@ -8,19 +8,21 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::client::Client;
 use super::processor_share::{ProcessorShare, UserShares};
 use super::registry::Registry;
-use roxie_base::threads::{lock, request_short_slices, spawn_unsignalled};
+use roxie_base::threads::{ThreadState, lock, request_short_slices, spawn_unsignalled};
 use roxie_nic::shared::remote_memory::{CopyJobs, RemoteMemory};
 
 /// Processor time that a batch may take without a pause ...
 const FREE: Duration = Duration::from_micros(200);
 /// ... and that each of its copies adds. A copy of 4 KiB takes 1.5 us, and as long again if its page is new.
 const FREE_OF_COPY: Duration = Duration::from_micros(10);
+
 /// Starts the copying thread of some memory.
 ///
 /// # Errors
@@ -28,8 +30,12 @@ const FREE_OF_COPY: Duration = Duration::from_micros(10);
 pub(super) fn start(memory: &Arc<RemoteMemory>, shares: Arc<UserShares>) -> io::Result<JoinHandle<()>> {
     let (sender, jobs) = CopyJobs::new();
     let copied = Arc::clone(memory);
-    let thread = spawn_unsignalled("roxie-copies", move || run(&jobs, &copied, &shares.data))?;
-    memory.copied_by(sender);
+    let (report, state) = channel();
+    let thread = spawn_unsignalled("roxie-copies", move || {
+        let _ = report.send(ThreadState::of_caller().ok());
+        run(&jobs, &copied, &shares.data);
+    })?;
+    memory.copied_by(sender, state.recv().ok().flatten());
     Ok(thread)
 }
 

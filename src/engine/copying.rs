@@ -161,10 +161,12 @@ impl Worker {
         if !self.nic.awaits_copies() {
             return 0;
         }
+        // Before those that are back: a thread that waits has returned all that it made.
+        let overdue = self.nic.overdue(now, Nanos(WaitPolicy::COPY_DEADLINE_NS));
         while let Ok(batch) = self.copying.returned.try_recv() {
             self.nic.copied(now, batch);
         }
-        self.nic.abandon_overdue(now, Nanos(WaitPolicy::COPY_DEADLINE_NS));
+        overdue.into_iter().for_each(|number| self.nic.abandon(number));
         self.resume_released(now)
     }
 

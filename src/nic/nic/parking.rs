@@ -19,7 +19,7 @@
 //! A command or work request that withdraws access takes effect immediately, so that no new copy is listed. Its answer
 //! or completion waits for the batches that are out at that moment ([`Nic::take_awaited`], [`Nic::park_withdrawn`]). If
 //! a batch does not come back in time, the memory is fenced, and the QPs that wait for it fail
-//! ([`Nic::abandon_overdue`]).
+//! ([`Nic::abandon`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -177,8 +177,9 @@ impl Nic {
         }
     }
 
-    /// Fences memory of which a batch has taken `deadline`, and fails the QPs that wait for it. True: there was some.
-    pub fn abandon_overdue(&mut self, now: Nanos, deadline: Nanos) -> bool {
+    /// Returns the numbers of batches that have taken `deadline`, which their threads spent waiting. Time in which a
+    /// thread or the NIC lacks a processor does not count.
+    pub fn overdue(&mut self, now: Nanos, deadline: Nanos) -> Vec<u64> {
         let mut overdue = Vec::new();
         // A NIC that was stopped, or had no processor, gives the threads their time again.
         let was_stopped = now - self.parking.checked_at > deadline + Nanos(deadline.0 / 8);
@@ -187,25 +188,27 @@ impl Nic {
             if was_stopped || out.memory.is_paused() {
                 out.since = now;
             } else if now - out.since >= deadline {
-                overdue.push(Arc::clone(&out.memory));
+                match out.memory.is_copier_runnable() {
+                    true => out.since = now,
+                    false => overdue.push(out.number),
+                }
             }
         }
-        overdue.iter().for_each(|memory| self.abandon(memory));
-        !overdue.is_empty()
+        overdue
     }
 
-    fn abandon(&mut self, memory: &Arc<RemoteMemory>) {
+    /// Fences the memory of a batch that is not back, and fails the QPs that wait for it.
+    pub fn abandon(&mut self, number: u64) {
+        let Some(out) = self.parking.out.iter().find(|out| out.number == number) else { return };
+        let memory = &Arc::clone(&out.memory);
         memory.abandon();
         self.counters.memory_faults += 1;
         let mut lost = Vec::new();
-        let is_its = |out: &&mut OutBatch| Arc::ptr_eq(&out.memory, memory);
-        for out in self.parking.out.iter_mut().filter(is_its) {
+        for out in self.parking.out.iter_mut().filter(|out| Arc::ptr_eq(&out.memory, memory)) {
             out.is_abandoned = true;
             lost.push((out.number, out.qps.clone()));
         }
-        for (number, qps) in lost {
-            self.end_wait(&qps, None, number);
-        }
+        lost.into_iter().for_each(|(number, qps)| self.end_wait(&qps, None, number));
     }
 
     /// Returns since when the oldest batch is being made. `None`: none is out, or none is expected back.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use roxie::nic::{Answer as Reply, Command, ControlError};
 use roxie::shared::HostMemory;
 use roxie::shared::remote_memory::{CopyJobs, RemoteMemory};
+use roxie::threads::ThreadState;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, EventKind, LKey, QpAttr, QpInit, QpState, QpType, RKey, SendFlags, SendWr, Sge, WcStatus,
@@ -31,9 +32,14 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(stage: &mut Stage) -> Client {
+        Client::copied_by(stage, None)
+    }
+
+    /// `state`: that of the thread which makes its copies.
+    fn copied_by(stage: &mut Stage, state: Option<ThreadState>) -> Client {
         let (pages, remote) = (Pages::new(1), own_memory());
         let (thread, jobs) = CopyJobs::new();
-        remote.copied_by(thread);
+        remote.copied_by(thread, state);
         let memory = HostMemory::remote(&remote, pages.address(), PAGE, false);
         let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
         let region = stage.register(access, pages.address(), memory).expect("a region");
@@ -229,6 +235,20 @@ fn overdue_copy_fails_qp_and_deregistration() {
     assert_eq!((stage.state(), stage.events()), (QpState::Err, vec![EventKind::QpFatal]));
     client.copy();
     assert_eq!((stage.answers(), client.bytes(0, 12)), (vec![], vec![0; 12]));
+}
+
+/// The test's own thread runs whenever it is looked at.
+#[test]
+fn time_without_a_processor_does_not_count() {
+    let mut stage = Stage::with(Setup { serves: true, ..Setup::default() });
+    let client = Client::copied_by(&mut stage, Some(ThreadState::of_caller().expect("/proc")));
+    stage.put_write(&client, 0, 0, &[1; 8]);
+    for _ in 0..3 {
+        assert_eq!(stage.wait(Nanos(DEADLINE.0 + 2000)), []);
+        assert!(!client.remote.is_abandoned());
+    }
+    client.copy();
+    assert_eq!((stage.answers(), client.bytes(0, 8)), (vec![Answer::ack(0)], vec![1; 8]));
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn overdue_deregistration_leaves_the_books() {
     let client = Arc::clone(&lock(&bench.sides[0].inner.clients)[0]);
     // A thread that makes no copy.
     let (sender, _jobs) = CopyJobs::new();
-    client.memory.copied_by(sender);
+    client.memory.copied_by(sender, None);
     *lock(&client.copies) = Some(std::thread::spawn(|| ()));
     raw_client.arena(4096);
     let (pd, cq) = (raw_client.pd(), raw_client.cq(0));

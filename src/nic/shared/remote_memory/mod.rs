@@ -28,6 +28,7 @@ use nix::unistd::{Whence, lseek};
 use super::address_map::AddressMap;
 pub use super::address_map::{Lookup, Use};
 pub use jobs::{CopyJob, CopyJobs, CopySender};
+use roxie_base::threads::ThreadState;
 
 mod jobs;
 
@@ -61,8 +62,8 @@ pub struct RemoteMemory {
     map: AddressMap,
     fenced: AtomicBool,
     abandoned: AtomicBool,
-    /// The queue of the process's copying thread.
-    copier: OnceLock<CopySender>,
+    /// The queue of the process's copying thread, and its state if known.
+    copier: OnceLock<(CopySender, Option<ThreadState>)>,
     /// The copying thread pauses, so that its user pays for processor time.
     paused: AtomicBool,
     /// Bytes that wait in the NIC for copies.
@@ -148,8 +149,13 @@ impl RemoteMemory {
 
     /// Has a thread make all copies from now on, which takes them from this queue. Without one, the worker makes them.
     /// No effect if there is one.
-    pub fn copied_by(&self, thread: CopySender) {
-        let _ = self.copier.set(thread);
+    pub fn copied_by(&self, thread: CopySender, state: Option<ThreadState>) {
+        let _ = self.copier.set((thread, state));
+    }
+
+    /// True if the thread runs, or would with a processor of its own.
+    pub fn is_copier_runnable(&self) -> bool {
+        self.copier.get().and_then(|(_, state)| state.as_ref()).is_some_and(ThreadState::is_runnable)
     }
 
     /// True if a thread makes the copies.
@@ -164,14 +170,14 @@ impl RemoteMemory {
 
     /// Hands a batch to the thread; never blocks.
     pub fn hand_over(&self, job: Box<dyn CopyJob>) {
-        if let Some(copier) = self.copier.get() {
+        if let Some((copier, _)) = self.copier.get() {
             copier.send(job);
         }
     }
 
     /// Ends the thread, if there is one.
     pub fn end_copies(&self) {
-        if let Some(copier) = self.copier.get() {
+        if let Some((copier, _)) = self.copier.get() {
             copier.end();
         }
     }
