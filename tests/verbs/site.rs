@@ -284,11 +284,33 @@ impl Running {
 
     /// Waits until a condition holds for the launcher's process ID. The program must not end before.
     pub(crate) fn wait_until(&mut self, what: &str, mut is_so: impl FnMut(u32) -> bool) {
-        while !is_so(self.child.id()) {
+        loop {
             let ended = self.child.try_wait().unwrap();
+            if ended.is_some() {
+                // A condition on the output holds once all of it is read. Survivors may keep the pipes open.
+                let until = Instant::now() + Duration::from_secs(1);
+                let _ = self.output.iter().all(|stream| stream.ends_by(until));
+            }
+            if is_so(self.child.id()) {
+                return;
+            }
             if ended.is_some() || Instant::now() > self.until {
                 let output = self.read_to_end();
                 panic!("{}: not {what} ({ended:?}): {output}", self.what);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for the program's end. Its descendants may live on.
+    pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            if Instant::now() > self.until {
+                let output = self.read_to_end();
+                panic!("{} has not ended after {LIMIT:?}: {output}", self.what);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -337,17 +359,9 @@ impl Running {
 
     /// Waits for the program's end, and returns status and output.
     pub(crate) fn finish(mut self) -> Finished {
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                let output = self.whole_output();
-                return Finished { status, output };
-            }
-            if Instant::now() > self.until {
-                let output = self.read_to_end();
-                panic!("{} has not ended after {LIMIT:?}: {output}", self.what);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let status = self.wait_for_end();
+        let output = self.whole_output();
+        Finished { status, output }
     }
 }
 
