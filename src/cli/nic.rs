@@ -9,6 +9,7 @@ use clap::Args;
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Uid, User};
 use roxie::descriptors::raise_limit;
+use roxie::host::DeviceName;
 use roxie_daemon::{ClientChange, Config, Daemon, DaemonError, Means, Served, Users};
 use roxie_options::{DeviceOptions, PortKind, THREAD};
 use roxie_report::failure::{EXIT_CODES, Failure};
@@ -42,12 +43,15 @@ const VISITS: (u32, u32) = (10, 512);
     after_help = format!(
         "Examples:\n  roxie nic --dev eth0                       over AF_XDP if permitted, else over UDP sockets\n  roxie nic --dev eth0 --drive \
          thread:3      on core 3\n  roxie nic --dev eth0 --user alice --max-qps 64 --max-bytes 1G --max-rate 2.5G\n  roxie nic --dev eth0 --metrics 9740        \
-         http://127.0.0.1:9740/metrics\n\n{EXIT_CODES}"
+         http://127.0.0.1:9740/metrics\n  roxie nic --dev eth0 --name mlx5_0         as which programs see the device\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
     device: DeviceOptions,
+    /// Name of the device, for programs that look for one: mlx5_0, rxe0
+    #[arg(long, value_name = "NAME", default_value_t)]
+    name: DeviceName,
     /// Serve this user, by name or number, besides root and the user of this process; repeatable
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Vec<u32>,
@@ -98,6 +102,7 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     let mut options = arguments.device.clone();
     options.drive.get_or_insert(THREAD);
     options.serves = true;
+    options.name = arguments.name.clone();
     let opened = options.open()?;
     let info = opened.device.port();
     let interface = info.interface.clone().unwrap_or_default();

@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use roxie::remote::link::{Link, Pieces};
-use roxie::remote::message::{Hello, Welcome};
+use roxie::remote::message::{FirstMessage, Hello, Welcome};
 use roxie_base::descriptors::peer_of;
 use roxie_base::threads::lock;
 
@@ -147,6 +147,8 @@ struct Connecting {
 #[derive(Debug)]
 pub(super) struct Acceptor {
     listener: UnixListener,
+    /// The name of the NIC's device.
+    device_name: String,
     bounds: Bounds,
     waiting: Arc<Waiting>,
     connecting: Vec<Connecting>,
@@ -156,8 +158,15 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Makes the acceptor of a non-blocking listener.
-    pub(super) fn new(listener: UnixListener, bounds: Bounds) -> Acceptor {
-        Acceptor { listener, bounds, waiting: Arc::default(), connecting: Vec::new(), closed_until: None }
+    pub(super) fn new(listener: UnixListener, device_name: String, bounds: Bounds) -> Acceptor {
+        Acceptor {
+            listener,
+            device_name,
+            bounds,
+            waiting: Arc::default(),
+            connecting: Vec::new(),
+            closed_until: None,
+        }
     }
 
     /// Accepts no connection for a while: the system lacks the resources for one.
@@ -204,12 +213,21 @@ impl Acceptor {
         let connecting = std::mem::take(&mut self.connecting);
         for (mut connection, is_ready) in connecting.into_iter().zip(is_ready) {
             let read = match is_ready {
-                true => connection.pieces.read(connection.socket.as_fd()).map(|whole| whole.map(Hello::read)),
+                true => connection
+                    .pieces
+                    .read(connection.socket.as_fd())
+                    .map(|whole| whole.map(FirstMessage::read)),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
             let Connecting { pid, uid, ref place, .. } = connection;
             match read {
-                Ok(Some(Ok(hello))) => {
+                Ok(Some(Ok(FirstMessage::NameQuestion))) => {
+                    let link = Link::new(connection.socket);
+                    let _ = link
+                        .send_at_once(&Ok::<_, String>(()))
+                        .and_then(|()| link.send_at_once(&self.device_name));
+                }
+                Ok(Some(Ok(FirstMessage::Hello(hello)))) => {
                     let Connecting { socket, place, .. } = connection;
                     handshakes.push(Handshake::Greeted(Greeting { socket, pid, uid, hello, place }));
                 }
@@ -287,6 +305,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use nix::sys::eventfd::{EfdFlags, EventFd};
+    use roxie::remote::message::NAME_QUESTION;
 
     use super::*;
 
@@ -296,7 +315,7 @@ mod tests {
         let listener = roxie_base::descriptors::listen(&name).expect("free");
         let address = SocketAddr::from_abstract_name(name).expect("a name");
         (
-            Acceptor::new(listener, bounds),
+            Acceptor::new(listener, "mlx5_7".into(), bounds),
             address,
             EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"),
         )
@@ -313,6 +332,23 @@ mod tests {
         let (reply, _) =
             Link::new(connection).receive::<Result<Welcome, String>>().expect("a word").expect("the reason");
         assert!(reply.expect_err("refused").contains("--user"));
+    }
+
+    #[test]
+    fn question_for_the_name_takes_no_place() {
+        let (mut acceptor, address, stop) = acceptor(Bounds { of_user: 1, of_clients: 1 });
+        for _ in 0..3 {
+            let link = Link::new(UnixStream::connect_addr(&address).expect("it listens"));
+            link.send(&NAME_QUESTION, &[]).expect("it reads");
+            while acceptor.connecting.is_empty() {
+                assert!(acceptor.wait(stop.as_fd(), &|_| (UserClass::Served, 1000)).is_empty());
+            }
+            assert!(acceptor.wait(stop.as_fd(), &|_| (UserClass::Served, 1000)).is_empty());
+            let (answer, _) = link.receive::<Result<(), String>>().expect("an answer").expect("whole");
+            let (name, _) = link.receive::<String>().expect("an answer").expect("whole");
+            assert_eq!((answer, name.as_str()), (Ok(()), "mlx5_7"));
+            assert!(acceptor.connecting.is_empty() && lock(&acceptor.waiting.0).is_empty());
+        }
     }
 
     #[test]

@@ -310,7 +310,7 @@ impl Inner {
 
     /// Serves each process that greets.
     fn accept_clients(self: &Arc<Inner>, listener: UnixListener) {
-        let mut acceptor = Acceptor::new(listener, Bounds::default());
+        let mut acceptor = Acceptor::new(listener, self.registry.device.name().to_owned(), Bounds::default());
         while !self.stopping.load(Relaxed) {
             for handshake in acceptor.wait(self.stop.as_fd(), &|uid| {
                 (self.registry.class_of(uid), self.registry.payers.known(uid))

@@ -166,6 +166,7 @@ impl DeviceOptions {
             control_file: self.congestion.control_file(),
             selective_repeat: self.selective_repeat,
             serves: self.serves,
+            name: self.name.clone(),
             roce_v1: self.roce_v1,
             ..DeviceConfig::default()
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
-use roxie::host::{ConnectOptions, Device, DeviceError, PacketRule, SelectiveRepeat};
+use roxie::host::{ConnectOptions, Device, DeviceError, DeviceName, PacketRule, SelectiveRepeat};
 use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
@@ -108,6 +108,9 @@ pub struct DeviceOptions {
     /// True if the device serves other processes.
     #[arg(skip)]
     pub serves: bool,
+    /// The device's name, for programs.
+    #[arg(skip)]
+    pub name: DeviceName,
 }
 
 impl DeviceOptions {

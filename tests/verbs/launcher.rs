@@ -10,6 +10,7 @@ use roxie::threads::as_user;
 
 use crate::site::in_time::CommandInTime;
 
+use super::site::nic;
 use super::{NEAR, Running, Site, copied, folder, launcher, skip};
 
 #[test]
@@ -71,6 +72,35 @@ fn device_has_the_name_that_is_asked_for() {
     let refused = named("../mlx5_0", &["true"]).finish();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert!(refused.output.contains("none is '/'"), "{refused:?}");
+}
+
+/// Root's NIC serves another user too.
+#[test]
+fn programs_see_the_name_of_their_nic() {
+    if skip("programs_see_the_name_of_their_nic", &["ibv_devices", "setpriv"]) {
+        return;
+    }
+    let site = Site::new("l-nic-name");
+    let _nic = nic(&site.local, "left", &["--port", "udp", "--name", "mlx5_3", "--user", "65533"]);
+    let place = copied();
+    let as_user = format!("setpriv --reuid=65533 --regid=65533 --clear-groups {}", place.path().display());
+    for (roxie, options, name) in [
+        (as_user + "/roxie", &[][..], "mlx5_3"),
+        (folder().join("roxie").display().to_string(), &[], "mlx5_3"),
+        (folder().join("roxie").display().to_string(), &["--name", "rxe0"], "rxe0"),
+    ] {
+        let mut words = roxie.split(' ');
+        let mut command = Command::new(words.next().expect("a program"));
+        command
+            .args(words)
+            .args(["run", "--quiet", "--dev", "left"])
+            .args(options)
+            .args(["--", "ibv_devices"]);
+        let seen = Running::start(&site.local, command).finish();
+        let devices: Vec<_> =
+            seen.output.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
+        assert!(seen.status.success() && devices == [name], "{name}: {seen:?}");
+    }
 }
 
 /// Servers start as root and give it up before they open the device; packet sockets take CAP_NET_RAW.

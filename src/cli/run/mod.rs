@@ -36,7 +36,7 @@ use roxie::host::{
 use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
-use roxie::remote::{TRUSTED_NIC, trusted_nic};
+use roxie::remote::{TRUSTED_NIC, device_name_of, trusted_nic};
 use roxie_options::ModeName;
 use roxie_options::congestion::CongestionOptions;
 use roxie_options::interface::{Without, usable_interface};
@@ -98,9 +98,10 @@ pub(crate) struct Options {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, value_name = "IFACE")]
     dev: Option<String>,
-    /// Name of the device, for programs that look for one: mlx5_0, rxe0
-    #[arg(long, value_name = "NAME", default_value_t)]
-    name: DeviceName,
+    /// Name of the device, for programs that look for one: mlx5_0, rxe0 [default: that of the NIC that serves the
+    /// interface, else roxie0]
+    #[arg(long, value_name = "NAME")]
+    name: Option<DeviceName>,
     /// Port that moves frames [default: nic if one serves the interface, else packet if possible, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
@@ -249,8 +250,12 @@ fn prepare(options: &Options, default: impl FnOnce(&Interface) -> Option<Port>) 
         }
     }
     let mode = options.mode.map_or(Mode::Auto, Mode::from);
-    let nic = if preflight.port == Port::Nic { trusted_nic(&interface.name) } else { None };
-    Ok(Prepared { library, name: options.name.clone(), interface, port: preflight.port, mode, nic })
+    let (mut nic, mut name) = (None, options.name.clone());
+    if preflight.port == Port::Nic {
+        nic = trusted_nic(&interface.name);
+        name = name.or_else(|| device_name_of(&interface.name)?.parse().ok());
+    }
+    Ok(Prepared { library, name: name.unwrap_or_default(), interface, port: preflight.port, mode, nic })
 }
 
 impl Prepared {

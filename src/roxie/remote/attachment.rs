@@ -16,7 +16,7 @@ use super::arenas::Arenas;
 use super::client_form::ToClientForm;
 use super::error::AttachError;
 use super::link::Link;
-use super::message::{CLIENT_PROTOCOL, Hello, Refusal, Reply, Request, Response, Welcome};
+use super::message::{CLIENT_PROTOCOL, Hello, NAME_QUESTION, Refusal, Reply, Request, Response, Welcome};
 use super::polling;
 use super::trust::{is_trusted, name_of_process};
 use roxie_base::descriptors::{children, connect, peer_of};
@@ -35,6 +35,8 @@ use roxie_port::PortInfo;
 const CONNECT: Duration = Duration::from_secs(1);
 /// Maximum time for a NIC to say whether it serves this process: it may have other clients to answer first.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Maximum number of bytes of the message with the name of a device.
+const LONGEST_NAME: usize = 128;
 /// Maximum number of events that wait for the application if there is no sink.
 const EVENTS: usize = 4096;
 
@@ -57,6 +59,17 @@ pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
 /// NIC that this process trusts.
 pub fn trusted_nic(interface: &str) -> Option<String> {
     nic_of(interface).ok().flatten().and_then(name_of_process)
+}
+
+/// Returns the name of the device of an interface's NIC. `None` if it has none that this process trusts, or one of a
+/// release that cannot be asked.
+pub fn device_name_of(interface: &str) -> Option<String> {
+    let (socket, _) = connected(interface).ok().flatten()?;
+    socket.set_read_timeout(Some(ANSWER)).ok()?;
+    let link = Link::new(socket);
+    link.send(&NAME_QUESTION, &[]).ok()?;
+    let (Ok(()), _) = link.receive::<Result<(), String>>().ok().flatten()? else { return None };
+    link.receive_at_most::<String>(LONGEST_NAME).ok().flatten().map(|(name, _)| name)
 }
 
 /// Connects to the NIC of an interface. Returns the connection and the NIC's process. `None` if there is none.

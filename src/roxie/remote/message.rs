@@ -81,6 +81,32 @@ impl Hello {
     }
 }
 
+/// Stands for the version in the first message of a process that asks for the name of the NIC's device alone. The
+/// answer is as to a greeting, then the name. An older NIC refuses, as any version that it does not speak.
+pub const NAME_QUESTION: u32 = 0;
+
+/// What a process wants, by its first message.
+#[derive(Debug)]
+pub enum FirstMessage {
+    /// To be served.
+    Hello(Hello),
+    /// [`NAME_QUESTION`].
+    NameQuestion,
+}
+
+impl FirstMessage {
+    /// Reads a first message.
+    ///
+    /// # Errors
+    /// As [`Hello::read`].
+    pub fn read(bytes: &[u8]) -> Result<FirstMessage, String> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((NAME_QUESTION, _)) => Ok(FirstMessage::NameQuestion),
+            _ => Hello::read(bytes).map(FirstMessage::Hello),
+        }
+    }
+}
+
 /// The NIC serves the process. The message carries the page of its doorbells, the descriptor that they ring, and the
 /// socket of events.
 #[derive(Clone, Debug, Serialize, Deserialize)]

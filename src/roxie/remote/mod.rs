@@ -10,6 +10,6 @@ pub mod message;
 mod polling;
 mod trust;
 
-pub use attachment::{Attachment, name_of, nic_of, trusted_nic};
+pub use attachment::{Attachment, device_name_of, name_of, nic_of, trusted_nic};
 pub use error::AttachError;
 pub use trust::TRUSTED_NIC;
