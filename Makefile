@@ -20,14 +20,14 @@ PRODUCTS := roxie-conform roxie-lab roxie-storage
 
 build:
 	@.ci/setup build
-	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim
+	$(IN_TIME) 7200 cargo build --release --features xdp -p roxie-cli -p uverbs-shim
 	$(IN_TIME) 300 uverbs-shim/link target/release
 
 # What `make build` builds, and the programs of products: `roxie conform`, `roxie judge` and `roxie wire`, `roxie lab`, `roxie nvme` and
 # `roxie nfs`.
 products:
 	@.ci/setup build
-	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim $(PRODUCTS:%=-p %)
+	$(IN_TIME) 7200 cargo build --release --features xdp -p roxie-cli -p uverbs-shim $(PRODUCTS:%=-p %)
 	$(IN_TIME) 300 uverbs-shim/link target/release
 
 # PREFIX=/opt/roxie: puts what `make products` built there, with its manual and completions.
@@ -87,14 +87,14 @@ bench:
 versus:
 	@.ci/setup test
 	$(IN_TIME) 14400 cargo bench -p roxie-cli --bench versus -- $(ROWS)
-	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release -p roxie-cli $(PRODUCTS:%=-p %))
+	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release --features xdp -p roxie-cli $(PRODUCTS:%=-p %))
 	$(if $(ROWS),,$(IN_TIME) 14400 cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
 # KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
 # SUITES= in none.
 interop:
 	@.ci/setup test
-	$(IN_TIME) 7200 cargo build --release -p roxie-cli $(PRODUCTS:%=-p %)
+	$(IN_TIME) 7200 cargo build --release --features xdp -p roxie-cli $(PRODUCTS:%=-p %)
 	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
 	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
 	$(IN_TIME) 14400 cargo test --release -p interop --test guests smb:: -- --ignored --nocapture

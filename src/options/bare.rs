@@ -9,7 +9,7 @@ use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::packet::{PacketConfig, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
-use roxie::port::xdp::XdpPort;
+use roxie::port::xdp;
 use roxie::wire::Gid;
 use roxie_report::failure::Failure;
 
@@ -57,10 +57,10 @@ impl DeviceOptions {
             return Ok(BarePort { port: Box::new(port), own, interface: Some(interface) });
         }
         if self.asked_port() != Some(PortKind::Udp) {
-            match XdpPort::open(&self.xdp_config(&interface)).map_err(OpenError::from) {
+            match xdp::open(&self.xdp_config(&interface)).map_err(OpenError::from) {
                 Ok(port) => {
                     let own = self.own_gid(&interface)?;
-                    return Ok(BarePort { port: Box::new(port), own, interface: Some(interface) });
+                    return Ok(BarePort { port, own, interface: Some(interface) });
                 }
                 Err(error) if self.asked_port().is_none() => self.fall_back(&interface, &error)?,
                 Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),

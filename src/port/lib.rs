@@ -69,7 +69,7 @@ mod trains;
 pub mod udp;
 pub mod unclaimed;
 pub mod undelivered;
-#[cfg(feature = "xdp")]
+#[cfg(feature = "netdev")]
 pub mod xdp;
 
 use std::any::Any;

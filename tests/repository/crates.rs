@@ -27,3 +27,17 @@ fn published_crates_have_page_repository_and_licences() {
     }
     assert!(published >= 20, "{published} crates");
 }
+
+/// AF_XDP takes clang and the headers of libbpf to build. A feature has it, tests may have it.
+#[test]
+fn programs_build_without_clang() {
+    let mut programs = 0;
+    for path in files_below(&root().join("src"), |path| path.ends_with("Cargo.toml")) {
+        let manifest = fs::read_to_string(&path).unwrap();
+        let dependencies = manifest.split("\n[").find(|part| part.starts_with("dependencies]\n"));
+        let Some(dependencies) = dependencies.filter(|_| manifest.contains("[[bin]]")) else { continue };
+        programs += 1;
+        assert!(!dependencies.contains("\"xdp\""), "{}: not without clang", path.display());
+    }
+    assert_eq!(programs, 4);
+}

@@ -18,7 +18,7 @@ use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::packet::{PacketConfig, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpPort};
-use roxie::port::xdp::{XdpConfig, XdpPort};
+use roxie::port::xdp::{self, XdpConfig};
 use serde::Serialize;
 
 use super::Failure;
@@ -109,6 +109,7 @@ impl Site {
     /// Returns why this kind of port cannot open here; `None` if it may.
     pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
         match (kind, self.place) {
+            (Kind::Xdp, _) if !xdp::IS_BUILT => Some("this program was built without AF_XDP"),
             (Kind::Xdp, Place::Unnamed | Place::Loopback) => Some(
                 "AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)",
             ),
@@ -270,7 +271,7 @@ impl Link {
             let port: Box<dyn Port> = match self.kind {
                 Kind::Xdp => {
                     let config = self.xdp(Lane::Floor, host);
-                    Box::new(self.within(host, || XdpPort::open(&config))?.map_err(super::OpenError::from)?)
+                    self.within(host, || xdp::open(&config))?.map_err(super::OpenError::from)?
                 }
                 Kind::Packet => {
                     let config = self.packet(Lane::Floor, host);

@@ -15,7 +15,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use roxie::host::GidEntry;
 use roxie::netdev::{Interface, interface_names};
 use roxie::port::packet;
-use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
+use roxie::port::xdp::{self, XdpConfig, XdpError, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use roxie::wire::RoceVersion;
 use roxie_options::{DeviceOptions, PortKind, first_gid, no_gid};
@@ -284,6 +284,9 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
         ("CAP_BPF", 1 << 39 | 1 << 21),
         ("CAP_PERFMON", 1 << 38 | 1 << 21),
     ];
+    if !xdp::IS_BUILT {
+        return vec![XdpError::NotBuilt.to_string()];
+    }
     let mut found = Vec::new();
     let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
     if !protocols.is_empty() && !protocols.lines().any(|line| line.starts_with("XDP ")) {

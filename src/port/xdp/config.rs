@@ -54,7 +54,7 @@ pub struct XdpConfig {
     /// Which modes may be used.
     pub mode: Mode,
     /// Destination addresses of RoCE v2 to take. Empty: the interface's when it is opened.
-    /// [`super::XdpPort::set_addresses`] changes them later.
+    /// `XdpPort::set_addresses` changes them later.
     pub addresses: Vec<IpAddr>,
     /// Take RoCE v1 (EtherType 0x8915) too.
     pub roce_v1: bool,

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::netdev::NetdevError;
 
-/// Why [`super::XdpPort::open`] failed.
+/// Why an interface did not open through AF_XDP.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XdpError {
@@ -40,6 +40,11 @@ pub enum XdpError {
         /// The names of its slaves.
         slaves: Vec<String>,
     },
+    /// The program was built without the feature `xdp`.
+    #[error(
+        "this program was built without AF_XDP: build it with the feature xdp, which takes clang, or use sockets"
+    )]
+    NotBuilt,
     /// Another program occupies the interface's only slot.
     #[error(
         "{interface} already has an XDP program attached: {program} (id {id}), {}; or use another interface",
@@ -133,10 +138,15 @@ fn remedy(interface: &str, holders: &[String]) -> String {
 impl XdpError {
     /// True if the error does not affect UDP sockets on the same interface.
     pub fn leaves_sockets(&self) -> bool {
-        use XdpError::{Bond, LockedMemory, NotPermitted, Program, Unsupported};
+        use XdpError::{Bond, LockedMemory, NotBuilt, NotPermitted, Program, Unsupported};
         matches!(
             self,
-            NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. } | Bond { .. }
+            NotBuilt
+                | NotPermitted { .. }
+                | LockedMemory { .. }
+                | Program { .. }
+                | Unsupported { .. }
+                | Bond { .. }
         )
     }
 }

@@ -16,9 +16,10 @@ use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig,
 use xsk_rs::{Socket, Umem};
 
 use super::config::CHUNK;
+use super::port::Queue;
 use super::rings;
 use super::steering::{AttachError, Steering, program_name};
-use super::{Mode, Queue, XdpConfig, XdpError, config, owner};
+use super::{Mode, XdpConfig, XdpError, config, owner};
 use crate::chunks::{CHUNK_DATA, Receiver, Sender};
 use crate::netdev::{Bond, Interface};
 

@@ -279,9 +279,8 @@ pub(super) fn program_name(id: u32) -> String {
     }
 }
 
-/// Returns why this process cannot create an XSKMAP, or `None` if it can. Tries the system call: capabilities say less,
-/// for a seccomp filter may refuse it, and privileges in a user namespace do not count.
-pub fn why_no_map() -> Option<io::Error> {
+/// See [`super::why_no_map`].
+pub(super) fn why_no_map() -> Option<io::Error> {
     match is_map_supported(MapType::XskMap) {
         Ok(true) => None,
         Ok(false) => Some(io::ErrorKind::Unsupported.into()),

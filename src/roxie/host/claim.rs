@@ -11,8 +11,7 @@ use roxie_port::group::Member;
 use roxie_port::packet::{PacketConfig, PacketError, PacketPort};
 #[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
-#[cfg(feature = "xdp")]
-use roxie_port::xdp::{Mode, XdpConfig, XdpError, XdpPort};
+use roxie_port::xdp::{self, Mode, XdpConfig, XdpError};
 
 use super::device_slot::DeviceSlot;
 use super::error::OpenError;
@@ -27,7 +26,6 @@ pub enum PortPlan {
     #[default]
     Best,
     /// AF_XDP, in this mode.
-    #[cfg(feature = "xdp")]
     Xdp(Mode),
     /// Packet sockets; UDP sockets if the process lacks the privilege when it claims the interface.
     #[cfg(feature = "udp")]
@@ -43,7 +41,6 @@ impl PortPlan {
     /// Returns what the port will carry.
     pub(super) fn carries(self) -> Carries {
         match self {
-            #[cfg(feature = "xdp")]
             PortPlan::Xdp(_) => Carries::AnyFrames,
             #[cfg(feature = "udp")]
             PortPlan::Packet => Carries::RoceFrames,
@@ -84,7 +81,6 @@ impl Claim {
             },
             #[cfg(feature = "udp")]
             PortPlan::Udp => self.open_udp(mac, workers)?,
-            #[cfg(feature = "xdp")]
             PortPlan::Xdp(mode) => self.open_xdp(mode, workers)?,
             // A device on a NIC of another process has no claim.
             PortPlan::Nic | PortPlan::Best => self.open_best(mac, workers)?,
@@ -108,8 +104,8 @@ impl Claim {
             }
             other => return Ok(other?),
         }
-        #[cfg(feature = "xdp")]
         match self.open_xdp(Mode::Auto, workers) {
+            Err(XdpError::NotBuilt) if cfg!(feature = "udp") => {}
             Err(why) if cfg!(feature = "udp") && why.leaves_sockets() => {
                 tracing::warn!("using UDP sockets on {}, since AF_XDP did not open: {why}", self.interface);
             }
@@ -130,10 +126,9 @@ impl Claim {
         opened(workers, || PacketPort::open(&config), PacketPort::member)
     }
 
-    #[cfg(feature = "xdp")]
     fn open_xdp(&self, mode: Mode, workers: usize) -> Result<Vec<Opened>, XdpError> {
-        let port = XdpPort::open(&XdpConfig { mode, ..XdpConfig::new(self.interface.clone()) })?;
-        Ok(port.split(workers).into_iter().map(|port| (Box::new(port) as Box<dyn Port>, None)).collect())
+        let config = XdpConfig { mode, ..XdpConfig::new(self.interface.clone()) };
+        Ok(xdp::open_split(&config, workers)?.into_iter().map(|port| (port, None)).collect())
     }
 
     /// Opens UDP sockets on the wildcard address, so that addresses added later work too, and shares the port with

@@ -15,7 +15,6 @@ use roxie_port::netdev::neighbour::NeighbourError;
 use roxie_port::packet::PacketError;
 #[cfg(feature = "udp")]
 use roxie_port::udp::UdpError;
-#[cfg(feature = "xdp")]
 use roxie_port::xdp::XdpError;
 use roxie_wire::Gid;
 
@@ -104,7 +103,6 @@ pub enum DeviceError {
 #[non_exhaustive]
 pub enum OpenError {
     /// The AF_XDP port failed.
-    #[cfg(feature = "xdp")]
     #[error(transparent)]
     Xdp(#[from] XdpError),
     /// The packet port failed.

@@ -29,8 +29,7 @@ use roxie_port::synthetic_mac;
 #[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
 use roxie_port::unclaimed::UnclaimedPort;
-#[cfg(feature = "xdp")]
-use roxie_port::xdp::{XdpConfig, XdpPort};
+use roxie_port::xdp::{self, XdpConfig};
 use roxie_port::{Carries, PortInfo};
 use roxie_wire::frame::ETHERNET_HEADER;
 
@@ -62,13 +61,12 @@ impl Device {
     /// Opens a device on an interface of the calling thread's network namespace, through AF_XDP.
     ///
     /// # Errors
-    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has
-    /// claimed it.
-    #[cfg(feature = "xdp")]
+    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, another program has
+    /// claimed it, or the crate was built without the feature `xdp`.
     pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let interface = Interface::by_name(&xdp.interface)?;
         let addresses = addresses_of(&interface, &xdp.addresses)?;
-        let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
+        let port = stack.on(xdp::open(xdp)?)?;
         Device::on_frames(port, interface, (addresses, xdp.addresses.is_empty()), config)
     }
 
