@@ -26,7 +26,7 @@ pub(crate) struct Sender<R: SendRings> {
     copy_mode: bool,
     total: usize,
     kernel: usize,
-    /// Descriptors on the tx ring after the last flush.
+    /// Descriptors on the tx ring after the last flush, if they wait for a kick.
     remaining: usize,
     free: Vec<R::Chunk>,
     slots: Vec<Option<Pieces<R::Chunk>>>,
@@ -120,10 +120,10 @@ impl<R: SendRings> Sender<R> {
         taken
     }
 
-    /// True if frames still wait for a kick: committed since the last flush, or left over from it in copy mode. A
-    /// zero-copy driver polls the ring by itself.
+    /// True if frames still wait for a kick: committed since the last flush, or left over from it. A zero-copy driver
+    /// that is awake polls the ring by itself.
     pub(crate) fn unsent(&self) -> bool {
-        !self.pending.is_empty() || (self.copy_mode && self.remaining > 0)
+        !self.pending.is_empty() || self.remaining > 0
     }
 
     /// Drops the committed frames.
@@ -146,12 +146,16 @@ impl<R: SendRings> Sender<R> {
         self.rings.send(&mut self.pending);
         self.kernel += before - self.pending.len();
         self.remaining = self.rings.unsent();
-        while self.remaining > 0 && (self.copy_mode || self.rings.needs_wakeup()) {
+        // A zero-copy driver that is awake takes them by itself.
+        if !self.copy_mode && !self.rings.needs_wakeup() {
+            self.remaining = 0;
+        }
+        while self.remaining > 0 {
             self.counters.kicks += 1;
             match self.rings.kick() {
                 // A zero-copy driver continues by itself; one kick is enough.
                 Ok(()) if !self.copy_mode => {
-                    self.is_down = false;
+                    (self.is_down, self.remaining) = (false, 0);
                     break;
                 }
                 // EAGAIN: the budget of one call is used up, or the send buffer is full.

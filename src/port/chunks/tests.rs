@@ -240,6 +240,22 @@ fn zero_copy_driver_is_kicked_once_if_asked() {
 }
 
 #[test]
+fn refused_kick_of_sleeping_driver_is_repeated() {
+    for refusal in [Errno::EAGAIN, Errno::EBUSY, Errno::ENETDOWN] {
+        let kernel = Kernel::new(CHUNKS);
+        let mut sender = sender(&kernel, false);
+        kernel.set_needs_wakeup(false, true);
+        kernel.plan_kicks([Err(refusal)]);
+        assert!(commit(&mut sender, &[1; 60]));
+        sender.flush().expect("the interface is there");
+        assert!(sender.unsent(), "the driver still sleeps after {refusal}");
+        sender.flush().expect("the link is up");
+        assert!(!sender.unsent());
+        assert_eq!((sender.counters().kicks, kernel.sent().len()), (2, 1));
+    }
+}
+
+#[test]
 fn frames_for_a_lost_link_are_lost() {
     let kernel = Kernel::new(CHUNKS);
     let mut sender = sender(&kernel, true);
