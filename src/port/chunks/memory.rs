@@ -54,7 +54,9 @@ struct Rings {
     /// Frames that were taken whole from the tx ring, and the pieces of one that was not.
     sent: Vec<Vec<u8>>,
     piece: Vec<u8>,
+    /// The driver takes no chunks to receive into until it is woken.
     receive_needs_wakeup: bool,
+    /// The driver sends nothing by itself until it is kicked.
     send_needs_wakeup: bool,
     wakes: usize,
     /// Answers to the next kicks. Later kicks send everything.
@@ -104,10 +106,12 @@ impl Kernel {
         act(&mut self.0.borrow_mut())
     }
 
-    /// Receives a frame in these pieces. False: it is lost, as the fill ring has too few chunks or the rx ring no room.
+    /// Receives a frame in these pieces. False: it is lost, as the driver sleeps, the fill ring has too few chunks, or
+    /// the rx ring no room.
     pub(super) fn deliver(&self, pieces: &[&[u8]]) -> bool {
         self.with(|rings| {
-            if rings.fill.len() < pieces.len() || rings.rx.len() + pieces.len() > rings.size {
+            let is_short = rings.fill.len() < pieces.len() || rings.rx.len() + pieces.len() > rings.size;
+            if rings.receive_needs_wakeup || is_short {
                 return false;
             }
             for (at, piece) in pieces.iter().enumerate() {
@@ -120,9 +124,13 @@ impl Kernel {
         })
     }
 
-    /// Takes descriptors from the tx ring, as a driver does by itself.
+    /// Takes descriptors from the tx ring, as a driver does by itself unless it sleeps.
     pub(super) fn take_to_send(&self, most: usize) {
-        self.with(|rings| rings.take_to_send(most));
+        self.with(|rings| {
+            if !rings.send_needs_wakeup {
+                rings.take_to_send(most);
+            }
+        });
     }
 
     /// Completes the `at`-th chunk that is in flight.
@@ -149,8 +157,14 @@ impl Kernel {
         self.with(|rings| rings.kicks.extend(kicks));
     }
 
-    pub(super) fn set_needs_wakeup(&self, receive: bool, send: bool) {
-        self.with(|rings| (rings.receive_needs_wakeup, rings.send_needs_wakeup) = (receive, send));
+    /// The driver sleeps until it is woken for chunks.
+    pub(super) fn need_wakeup_to_receive(&self) {
+        self.with(|rings| rings.receive_needs_wakeup = true);
+    }
+
+    /// The driver sleeps until it is kicked to send, if the tx ring is empty.
+    pub(super) fn need_wakeup_to_send(&self) {
+        self.with(|rings| rings.send_needs_wakeup |= rings.tx.is_empty());
     }
 
     pub(super) fn wakes(&self) -> usize {
@@ -186,7 +200,8 @@ macro_rules! has_own_memory {
             }
 
             fn resize(&self, chunk: &mut MemoryChunk, length: usize) {
-                chunk.length = length.min(CHUNK_DATA);
+                assert!(length <= CHUNK_DATA, "{length} bytes in one chunk");
+                chunk.length = length;
             }
         }
     };
@@ -220,13 +235,20 @@ impl ReceiveRings for MemoryReceiveRings {
     }
 
     fn wake(&mut self) {
-        self.0.with(|rings| rings.wakes += 1);
+        self.0.with(|rings| {
+            rings.wakes += 1;
+            rings.receive_needs_wakeup &= rings.fill.is_empty();
+        });
     }
 }
 
 impl SendRings for MemorySendRings {
     fn send(&mut self, chunks: &mut Vec<MemoryChunk>) {
         self.0.with(|rings| {
+            for chunk in &*chunks {
+                assert!((1..=CHUNK_DATA).contains(&chunk.length), "a descriptor of {} bytes", chunk.length);
+            }
+            assert!(chunks.last().is_none_or(|last| !last.continues), "a frame without its end");
             if rings.tx.len() + chunks.len() <= rings.size {
                 rings.tx.extend(chunks.drain(..));
             }
@@ -244,7 +266,8 @@ impl SendRings for MemorySendRings {
     fn kick(&mut self) -> Result<(), Errno> {
         self.0.with(|rings| {
             let most = rings.kicks.pop_front().unwrap_or(Ok(usize::MAX))?;
-            rings.take_to_send(most.min(rings.tx.len()));
+            rings.send_needs_wakeup = false;
+            rings.take_to_send(most);
             Ok(())
         })
     }

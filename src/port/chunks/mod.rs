@@ -120,6 +120,11 @@ impl<C: Chunk> Pieces<C> {
         1 + usize::from(self.b.is_some())
     }
 
+    #[cfg(test)]
+    fn iter(&self) -> impl Iterator<Item = &C> {
+        std::iter::once(&self.a).chain(&self.b)
+    }
+
     /// Gives the chunks back.
     fn into_list(self, list: &mut Vec<C>) {
         list.push(self.a);

@@ -202,6 +202,13 @@ impl<R: SendRings> Sender<R> {
             kernel: self.kernel,
         }
     }
+
+    /// Returns the chunks on this side.
+    #[cfg(test)]
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &R::Chunk> {
+        let slots = self.slots.iter().flatten().flat_map(Pieces::iter);
+        self.free.iter().chain(&self.pending).chain(slots)
+    }
 }
 
 /// Converts an error that ends sending for good.

@@ -57,6 +57,7 @@ fn frames_arrive_whole_and_in_order() {
         let pieces: Vec<&[u8]> = frame.chunks(CHUNK_DATA).collect();
         assert!(kernel.deliver(&pieces));
     }
+    assert_eq!(receiver.waiting(), 4, "one frame has two descriptors");
     assert_eq!(receiver.receive(64), 3);
     let received: Vec<_> = (0..receiver.received()).map(|i| receiver.frame(i).to_vec()).collect();
     assert_eq!(received, frames);
@@ -117,8 +118,35 @@ fn kernel_gets_more_chunks_after_a_shortage() {
     assert_eq!(receiver.account().kernel, 512);
     receiver.expect(400);
     assert_eq!(receiver.account().kernel, 800, "two chunks for each frame");
-    receiver.expect(1 << 40);
+    receiver.expect(usize::MAX / 2 + 1);
     assert_eq!(receiver.account(), ChunkAccount { total: 1024, held: 0, free: 0, kernel: 1024 });
+}
+
+#[test]
+fn fill_ring_without_room_for_frame_is_short() {
+    for (frames, lent) in [(254, 256), (255, 512)] {
+        let kernel = Kernel::new(1024);
+        let (rings, chunks) = kernel.receiving(1024);
+        let mut receiver = Receiver::new(rings, chunks, LONGEST, true);
+        (0..frames).for_each(|_| assert!(kernel.deliver(&[&[1]])));
+        assert_eq!(receiver.receive(64), 64);
+        receiver.release();
+        assert_eq!(receiver.account().kernel, lent, "{} chunks were on the fill ring", 256 - frames);
+    }
+}
+
+#[test]
+fn longest_frame_follows_the_link() {
+    let kernel = Kernel::new(CHUNKS);
+    let mut receiver = receiver(&kernel, false);
+    let frame = pattern(1, 1500);
+    for (longest, received) in [(1499, 0), (1500, 1)] {
+        receiver.set_longest(longest);
+        assert!(kernel.deliver(&[&frame]));
+        assert_eq!(receiver.receive(1), received);
+        receiver.release();
+    }
+    assert_eq!(receiver.counters().gso_superframe, 1);
 }
 
 #[test]
@@ -144,7 +172,7 @@ fn driver_without_chunks_is_woken() {
     let mut receiver = receiver(&kernel, false);
     receiver.receive(64);
     assert_eq!(kernel.wakes(), 0);
-    kernel.set_needs_wakeup(true, false);
+    kernel.need_wakeup_to_receive();
     receiver.receive(64);
     assert_eq!((kernel.wakes(), receiver.counters().kicks), (1, 1));
 }
@@ -167,6 +195,18 @@ fn frames_leave_whole_in_any_order_of_completions() {
         }
         assert_eq!(sender.counters().packets, 50);
     }
+}
+
+#[test]
+fn flush_takes_completed_chunks_back() {
+    let kernel = Kernel::new(CHUNKS);
+    let mut sender = sender(&kernel, true);
+    assert!(commit(&mut sender, &[1; 60]));
+    sender.flush().expect("the link is up");
+    assert_eq!(sender.chunks().count(), CHUNKS - 1);
+    kernel.complete(0);
+    sender.flush().expect("nothing to send");
+    assert_eq!(sender.chunks().count(), CHUNKS);
 }
 
 #[test]
@@ -232,7 +272,8 @@ fn zero_copy_driver_is_kicked_once_if_asked() {
     assert!(commit(&mut sender, &[1; 60]));
     sender.flush().expect("the link is up");
     assert_eq!(sender.counters().kicks, 0);
-    kernel.set_needs_wakeup(false, true);
+    kernel.take_to_send(1);
+    kernel.need_wakeup_to_send();
     kernel.plan_kicks([Ok(0)]);
     assert!(commit(&mut sender, &[1; 60]));
     sender.flush().expect("the link is up");
@@ -244,7 +285,7 @@ fn refused_kick_of_sleeping_driver_is_repeated() {
     for refusal in [Errno::EAGAIN, Errno::EBUSY, Errno::ENETDOWN] {
         let kernel = Kernel::new(CHUNKS);
         let mut sender = sender(&kernel, false);
-        kernel.set_needs_wakeup(false, true);
+        kernel.need_wakeup_to_send();
         kernel.plan_kicks([Err(refusal)]);
         assert!(commit(&mut sender, &[1; 60]));
         sender.flush().expect("the interface is there");
@@ -253,6 +294,13 @@ fn refused_kick_of_sleeping_driver_is_repeated() {
         assert!(!sender.unsent());
         assert_eq!((sender.counters().kicks, kernel.sent().len()), (2, 1));
     }
+}
+
+#[test]
+fn accounts_of_queues_add_up() {
+    let mut account = ChunkAccount { total: 6, held: 1, free: 2, kernel: 3 };
+    account += ChunkAccount { total: 60, held: 10, free: 20, kernel: 30 };
+    assert_eq!(account, ChunkAccount { total: 66, held: 11, free: 22, kernel: 33 });
 }
 
 #[test]
@@ -267,7 +315,8 @@ fn frames_for_a_lost_link_are_lost() {
         assert!(commit(&mut sender, frame));
         sender.flush().expect("down, not gone");
     }
-    assert_eq!((sender.counters().failed, sender.counters().link_down), (2, 3));
+    let counters = *sender.counters();
+    assert_eq!((counters.failed, counters.link_down, counters.busy), (2, 3, 0));
     check(sender.account(), kernel.chunks()[1].clone());
     // The link is up again. The frame on the ring is the kernel's; the next one is lost, as the flush has not seen that
     // yet.
@@ -286,14 +335,19 @@ fn deleted_interface_is_an_error() {
     let mut sender = sender(&kernel, true);
     for (code, kind) in [
         (Errno::ENXIO, std::io::ErrorKind::NotConnected),
+        (Errno::ENODEV, std::io::ErrorKind::NotConnected),
+        (Errno::EBADF, std::io::ErrorKind::NotConnected),
         (Errno::EPERM, std::io::ErrorKind::PermissionDenied),
     ] {
         kernel.plan_kicks([Err(code)]);
         assert!(commit(&mut sender, &[1; 60]));
         assert_eq!(sender.flush().expect_err("it is gone").kind(), kind);
         assert!(!sender.unsent(), "nothing can be done about what is on the ring");
-        // The kernel takes the ring's frames when it is asked the next time.
+        // The kernel takes the ring's frame when it is asked the next time. Frames committed until then are lost.
+        let lost = sender.counters().failed;
+        assert!(commit(&mut sender, &[2; 60]));
         sender.flush().expect("a kick that works");
+        assert_eq!((kernel.sent(), sender.counters().failed), (vec![vec![1; 60]], lost + 1));
     }
     check(sender.account(), kernel.chunks()[1].clone());
 }
@@ -333,7 +387,9 @@ fn random_turns_keep_every_chunk() {
                 5 => {
                     let kick = [Ok(below(4)), Err(Errno::EAGAIN), Err(Errno::EBUSY)][below(3)];
                     kernel.plan_kicks([kick]);
-                    kernel.set_needs_wakeup(below(2) == 0, below(2) == 0);
+                    if below(2) == 0 {
+                        kernel.need_wakeup_to_send();
+                    }
                     sender.flush().expect("the link is up");
                 }
                 6 => kernel.take_to_send(below(4)),
