@@ -45,6 +45,8 @@ pub(super) type Kick = Result<usize, Errno>;
 struct Rings {
     /// Entries of each ring.
     size: usize,
+    /// Entries of the fill ring and of the tx ring that may be used, at most `size`.
+    room: usize,
     fill: VecDeque<MemoryChunk>,
     rx: VecDeque<MemoryChunk>,
     tx: VecDeque<MemoryChunk>,
@@ -59,6 +61,8 @@ struct Rings {
     /// The driver sends nothing by itself until it is kicked.
     send_needs_wakeup: bool,
     wakes: usize,
+    /// A kick has found the interface down, and none has sent anything since.
+    is_down: bool,
     /// Answers to the next kicks. Later kicks send everything.
     kicks: VecDeque<Kick>,
 }
@@ -89,7 +93,7 @@ pub(super) struct MemorySendRings(Kernel);
 impl Kernel {
     /// Makes rings of `size` entries.
     pub(super) fn new(size: usize) -> Kernel {
-        Kernel(Rc::new(RefCell::new(Rings { size, ..Rings::default() })))
+        Kernel(Rc::new(RefCell::new(Rings { size, room: size, ..Rings::default() })))
     }
 
     /// Returns the port's end of the rings that receive, and `count` chunks.
@@ -133,6 +137,16 @@ impl Kernel {
         });
     }
 
+    /// Lets the port use only `room` entries of the fill ring and of the tx ring.
+    pub(super) fn limit(&self, room: usize) {
+        self.with(|rings| rings.room = room.min(rings.size));
+    }
+
+    /// True if the port may use fewer entries than the rings have.
+    pub(super) fn is_limited(&self) -> bool {
+        self.with(|rings| rings.room < rings.size)
+    }
+
     /// Completes the `at`-th chunk that is in flight.
     pub(super) fn complete(&self, at: usize) {
         self.with(|rings| {
@@ -141,6 +155,11 @@ impl Kernel {
             (chunk.length, chunk.continues) = (0, false);
             rings.completion.push_back(chunk);
         });
+    }
+
+    /// Returns the number of descriptors on the tx ring.
+    pub(super) fn unsent(&self) -> usize {
+        self.with(|rings| rings.tx.len())
     }
 
     /// Returns the number of chunks in flight.
@@ -165,6 +184,11 @@ impl Kernel {
     /// The driver sleeps until it is kicked to send, if the tx ring is empty.
     pub(super) fn need_wakeup_to_send(&self) {
         self.with(|rings| rings.send_needs_wakeup |= rings.tx.is_empty());
+    }
+
+    /// True if the interface is down, as far as kicks show, and descriptors are on the tx ring.
+    pub(super) fn is_down(&self) -> bool {
+        self.with(|rings| rings.is_down && !rings.tx.is_empty())
     }
 
     pub(super) fn wakes(&self) -> usize {
@@ -224,7 +248,7 @@ impl ReceiveRings for MemoryReceiveRings {
 
     fn fill(&mut self, chunks: &mut Vec<MemoryChunk>, count: usize) {
         self.0.with(|rings| {
-            if rings.fill.len() + count <= rings.size {
+            if rings.fill.len() + count <= rings.room {
                 rings.fill.extend(chunks.drain(chunks.len() - count..).rev());
             }
         });
@@ -249,7 +273,7 @@ impl SendRings for MemorySendRings {
                 assert!((1..=CHUNK_DATA).contains(&chunk.length), "a descriptor of {} bytes", chunk.length);
             }
             assert!(chunks.last().is_none_or(|last| !last.continues), "a frame without its end");
-            if rings.tx.len() + chunks.len() <= rings.size {
+            if rings.tx.len() + chunks.len() <= rings.room {
                 rings.tx.extend(chunks.drain(..));
             }
         });
@@ -265,7 +289,10 @@ impl SendRings for MemorySendRings {
 
     fn kick(&mut self) -> Result<(), Errno> {
         self.0.with(|rings| {
-            let most = rings.kicks.pop_front().unwrap_or(Ok(usize::MAX))?;
+            let kick = rings.kicks.pop_front().unwrap_or(Ok(usize::MAX));
+            rings.is_down |= kick == Err(Errno::ENETDOWN);
+            let most = kick?;
+            rings.is_down &= most == 0;
             rings.send_needs_wakeup = false;
             rings.take_to_send(most);
             Ok(())

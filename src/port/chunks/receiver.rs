@@ -5,7 +5,7 @@ use crate::BURST;
 use roxie_base::frame::Frame;
 
 /// Least number of chunks to receive into, 1 MiB. 128 and 512 made WRITEs of 64 KiB slower, with a cache of 1 MiB.
-const LEAST_LENT: usize = 256;
+pub(super) const LEAST_LENT: usize = 256;
 
 /// The pieces of a frame that have arrived so far.
 enum Assembly<C> {
@@ -211,5 +211,16 @@ impl<R: ReceiveRings> Receiver<R> {
             free: self.returning.len(),
             kernel: self.kernel,
         }
+    }
+
+    /// Returns the chunks on this side.
+    #[cfg(test)]
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &R::Chunk> {
+        let partial = match &self.assembly {
+            Assembly::Partial(frame) => Some(frame),
+            Assembly::Empty | Assembly::Overlong(_) => None,
+        };
+        let frames = self.burst.iter().chain(partial).flat_map(Pieces::iter);
+        self.returning.iter().chain(frames)
     }
 }

@@ -6,6 +6,8 @@ use roxie_base::random::splitmix;
 use super::memory::{Kernel, Kick, MemoryReceiveRings, MemorySendRings};
 use super::{CHUNK_DATA, ChunkAccount, Receiver, Sender};
 
+mod campaign;
+
 /// Chunks of each direction.
 const CHUNKS: usize = 16;
 /// Longest frame on the link: two chunks.
