@@ -35,6 +35,10 @@ impl Chunk for MemoryChunk {
     fn set_continues(&mut self, continues: bool) {
         self.continues = continues;
     }
+
+    fn alias(&self) -> Option<MemoryChunk> {
+        Some(MemoryChunk { data: self.data.clone(), ..*self })
+    }
 }
 
 /// The kernel's answer to a kick: sends this many descriptors, or refuses.

@@ -17,6 +17,7 @@
 //! are stacks, a flush takes back what was sent, and the kernel gets only as many chunks as expected frames need
 //! ([`Receiver::expect`]).
 
+mod door;
 #[cfg(test)]
 mod memory;
 mod receiver;
@@ -39,6 +40,15 @@ pub(crate) trait Chunk {
     /// True if the frame continues in the next descriptor (`XDP_PKT_CONTD`).
     fn continues(&self) -> bool;
     fn set_continues(&mut self, continues: bool);
+
+    /// Returns a second owner of the chunk, for planted bugs. A chunk of a socket has none.
+    #[cfg(test)]
+    fn alias(&self) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 /// Access to the memory of chunks.

@@ -1,6 +1,6 @@
 //! Receiving: descriptors become frames of a burst, and their chunks go back to the kernel.
 
-use super::{CHUNK_DATA, Chunk, ChunkAccount, Pieces, ReceiveRings};
+use super::{Chunk, ChunkAccount, Pieces, ReceiveRings, door};
 use crate::BURST;
 use roxie_base::frame::Frame;
 
@@ -79,14 +79,13 @@ impl<R: ReceiveRings> Receiver<R> {
 
     /// Prepares for `frames` frames of the longest size that arrive before the next burst.
     pub(crate) fn expect(&mut self, frames: usize) {
-        let chunks = if self.longest > CHUNK_DATA { 2 } else { 1 };
-        self.lent = frames.saturating_mul(chunks).clamp(self.lent, self.total);
+        self.lent = frames.saturating_mul(door::chunks_for(self.longest)).clamp(self.lent, self.total);
         self.refill();
     }
 
     /// Takes frames from the rx ring until the burst has `most`. Returns the burst's size.
     pub(crate) fn receive(&mut self, most: usize) -> usize {
-        if self.rings.needs_wakeup() {
+        if door::wakes_to_receive(self.rings.needs_wakeup()) {
             self.counters.kicks += 1;
             self.rings.wake();
         }
@@ -126,7 +125,7 @@ impl<R: ReceiveRings> Receiver<R> {
             // A third piece: drop the frame and return its chunks.
             (Assembly::Partial(frame), more) => {
                 let length = frame.length() + chunk.length();
-                frame.into_list(&mut self.returning);
+                door::drop_overlong(frame, &mut self.returning);
                 self.returning.push(chunk);
                 self.overlong(length, more)
             }
@@ -140,7 +139,7 @@ impl<R: ReceiveRings> Receiver<R> {
 
     /// Adds a complete frame to the burst, unless it is longer than any packet of this link.
     fn deliver(&mut self, frame: Pieces<R::Chunk>) {
-        if frame.length() > self.longest {
+        if door::is_too_long(frame.length(), self.longest) {
             self.counters.gso_superframe += 1;
             frame.into_list(&mut self.returning);
             return;
@@ -178,7 +177,7 @@ impl<R: ReceiveRings> Receiver<R> {
     /// Ends the burst.
     pub(crate) fn release(&mut self) {
         while let Some(frame) = self.burst.pop() {
-            frame.into_list(&mut self.returning);
+            door::release(frame, &mut self.returning);
         }
         if self.kernel < self.lent {
             self.refill();
@@ -188,9 +187,9 @@ impl<R: ReceiveRings> Receiver<R> {
     /// Puts chunks on the fill ring until the kernel has its share, first those that returned last.
     fn refill(&mut self) {
         let before = self.returning.len();
-        let count = self.lent.saturating_sub(self.kernel).min(before);
+        let count = door::refill(self.lent.saturating_sub(self.kernel), before, self.kernel);
         self.rings.fill(&mut self.returning, count);
-        self.kernel += before - self.returning.len();
+        self.kernel += door::filled(count, before - self.returning.len());
     }
 
     /// Returns the number of descriptors in the rx ring.

@@ -4,7 +4,7 @@ use std::io;
 
 use nix::errno::Errno;
 
-use super::{CHUNK_DATA, Chunk, ChunkAccount, Pieces, SendRings};
+use super::{CHUNK_DATA, Chunk, ChunkAccount, Pieces, SendRings, door};
 use roxie_base::frame::FrameMut;
 
 /// Counters of frames to send.
@@ -62,7 +62,7 @@ impl<R: SendRings> Sender<R> {
 
     /// Reserves a slot for a frame of `length` bytes.
     pub(crate) fn alloc(&mut self, length: usize) -> Option<u32> {
-        let chunks = if length > CHUNK_DATA { 2 } else { 1 };
+        let chunks = door::chunks_for(length);
         if self.free.len() < chunks {
             self.complete();
             if self.free.len() < chunks {
@@ -102,7 +102,7 @@ impl<R: SendRings> Sender<R> {
         self.counters.packets += 1;
         self.counters.bytes += frame.length() as u64;
         self.counters.multi_buffer += u64::from(frame.b.is_some());
-        frame.a.set_continues(frame.b.is_some());
+        frame.a.set_continues(door::continues(&frame));
         if let Some(b) = &mut frame.b {
             b.set_continues(false);
         }
@@ -111,12 +111,14 @@ impl<R: SendRings> Sender<R> {
 
     /// Frees a slot unsent.
     pub(crate) fn cancel(&mut self, slot: u32) {
-        self.take_slot(slot).into_list(&mut self.free);
+        door::cancel(self.take_slot(slot), &mut self.free);
     }
 
     fn take_slot(&mut self, slot: u32) -> Pieces<R::Chunk> {
         let taken = self.slots[slot as usize].take().expect("a transmit slot that is reserved");
-        self.free_slots.push(slot);
+        if door::frees_slot() {
+            self.free_slots.push(slot);
+        }
         taken
     }
 
@@ -129,7 +131,7 @@ impl<R: SendRings> Sender<R> {
     /// Drops the committed frames.
     fn lose_pending(&mut self) {
         self.counters.failed += self.pending.iter().filter(|chunk| !chunk.continues()).count() as u64;
-        self.free.append(&mut self.pending);
+        door::lose(&mut self.pending, &mut self.free);
     }
 
     /// Gives the committed frames to the kernel, and kicks it where needed. Frames to an interface that is down are
@@ -142,12 +144,10 @@ impl<R: SendRings> Sender<R> {
         if self.is_down {
             self.lose_pending();
         }
-        let before = self.pending.len();
-        self.rings.send(&mut self.pending);
-        self.kernel += before - self.pending.len();
+        self.kernel += door::send(&mut self.rings, &mut self.pending, &mut self.free);
         self.remaining = self.rings.unsent();
         // A zero-copy driver that is awake takes them by itself.
-        if !self.copy_mode && !self.rings.needs_wakeup() {
+        if !self.copy_mode && !door::wakes_to_send(self.rings.needs_wakeup()) {
             self.remaining = 0;
         }
         while self.remaining > 0 {
@@ -171,7 +171,7 @@ impl<R: SendRings> Sender<R> {
                     return Err(failed(e));
                 }
             }
-            let now = self.rings.unsent();
+            let now = door::after_kick(self.rings.unsent(), self.remaining);
             if now == self.remaining {
                 self.counters.busy += 1;
                 break; // no progress: retry at the next flush
@@ -188,6 +188,7 @@ impl<R: SendRings> Sender<R> {
     fn complete(&mut self) {
         let before = self.free.len();
         self.rings.complete(&mut self.free);
+        door::completed(&mut self.free, before);
         self.kernel -= self.free.len() - before;
     }
 

@@ -1,5 +1,5 @@
 //! Both ends of the rings act at random, as a seed decides: frames arrive whole, once and in order, frames are sent so,
-//! and every chunk is in one place.
+//! and every chunk is in one place. The planted bugs show that the campaign finds such bugs.
 
 use std::collections::VecDeque;
 use std::panic::catch_unwind;
@@ -7,6 +7,7 @@ use std::panic::catch_unwind;
 use nix::errno::Errno;
 use roxie_base::random::splitmix;
 
+use super::super::door::PlantedBug;
 use super::super::memory::{Kernel, MemoryChunk, MemoryReceiveRings, MemorySendRings};
 use super::super::receiver::LEAST_LENT;
 use super::super::{CHUNK_DATA, ChunkAccount, Receiver, Sender};
@@ -345,5 +346,17 @@ fn random_turns_keep_every_chunk() {
         if let Some(fault) = fault(seed) {
             panic!("{fault}\nRepeat: FIRST={seed} SEEDS=1 cargo test -p roxie-port random_turns_keep");
         }
+    }
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    for bug in PlantedBug::ALL {
+        PlantedBug::plant(Some(bug));
+        let caught = (0..SEEDS).find_map(|seed| Some((seed, fault(seed)?)));
+        PlantedBug::plant(None);
+        let (seed, why) = caught.unwrap_or_else(|| panic!("{bug:?} is not caught by {SEEDS} seeds"));
+        println!("{bug:?}: seed {seed}: {why}");
+        assert_eq!(fault(seed), None, "seed {seed} without {bug:?}");
     }
 }
