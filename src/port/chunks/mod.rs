@@ -7,7 +7,8 @@
 //!
 //! A chunk is a value that is neither `Copy` nor `Clone`: it moves into a ring and comes out of one, so that none is in
 //! two places. The rings are behind [`ReceiveRings`] and [`SendRings`]: those of a socket in `xdp`, and a pair in
-//! memory with a test at the other end.
+//! memory with a test at the other end. No code here orders memory between a producer and a consumer: for a socket,
+//! libxdp and the kernel do, and the pair in memory belongs to one thread.
 //!
 //! Chunks of one direction never serve the other, and every ring has room for all chunks of its direction. Rings
 //! therefore never overflow, and a flood of received frames cannot block sending. A chunk is in the kernel exactly if
