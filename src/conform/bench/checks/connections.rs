@@ -207,6 +207,15 @@ const STRANGE: [fn() -> CmMessage; 7] = [
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Connection management", Service::Ud, Role::Responder);
+    rejections(&mut chapter);
+    dropped_datagrams(&mut chapter);
+    unknown_connections(&mut chapter);
+    service_resolution(&mut chapter);
+    chapter.done()
+}
+
+/// Requests for a service without a listener.
+fn rejections(chapter: &mut Chapter) {
     chapter
         .add(
             "cm/rejected/no_listener",
@@ -275,6 +284,10 @@ pub(super) fn checks() -> Vec<Check> {
             })
         },
     );
+}
+
+/// Datagrams that no message answers.
+fn dropped_datagrams(chapter: &mut Chapter) {
     for (name, clause, stimulus, packet) in DROPPED {
         chapter.add(
             format!("cm/dropped/{name}"),
@@ -289,6 +302,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         );
     }
+}
+
+/// Messages about a connection that does not exist.
+fn unknown_connections(chapter: &mut Chapter) {
     for strange in STRANGE {
         let kind = strange().kind();
         chapter.add(
@@ -330,6 +347,10 @@ pub(super) fn checks() -> Vec<Check> {
             })
         },
     );
+}
+
+/// Resolution of service IDs.
+fn service_resolution(chapter: &mut Chapter) {
     chapter.add(
         "cm/sidr/no_listener",
         "12.11.2.1",
@@ -347,5 +368,4 @@ pub(super) fn checks() -> Vec<Check> {
             must(words == [expected.clone()], || format!("expected {expected}, came {}", words.join(", ")))
         },
     );
-    chapter.done()
 }

@@ -28,8 +28,10 @@ pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Established connections", Service::Rc, Role::Responder);
     replies(&mut chapter);
     losses(&mut chapter);
+    repetitions(&mut chapter);
     refusals(&mut chapter);
     releases(&mut chapter);
+    own_releases(&mut chapter);
     chapter.done()
 }
 
@@ -107,7 +109,7 @@ fn replies(chapter: &mut Chapter) {
     );
 }
 
-/// Messages that are lost or come again.
+/// Messages that are lost.
 fn losses(chapter: &mut Chapter) {
     add(
         chapter,
@@ -157,6 +159,10 @@ fn losses(chapter: &mut Chapter) {
             connection.confirm(bench)
         },
     );
+}
+
+/// Messages that come again, and one that is late.
+fn repetitions(chapter: &mut Chapter) {
     add(
         chapter,
         "cm/again/rtu",
@@ -288,7 +294,7 @@ fn refusals(chapter: &mut Chapter) {
     );
 }
 
-/// Release of connections.
+/// Releases that the bench begins.
 fn releases(chapter: &mut Chapter) {
     add(
         chapter,
@@ -345,6 +351,10 @@ fn releases(chapter: &mut Chapter) {
             bench.untouched(512, 64)
         },
     );
+}
+
+/// Releases that the agent begins.
+fn own_releases(chapter: &mut Chapter) {
     add(
         chapter,
         "cm/release/own",

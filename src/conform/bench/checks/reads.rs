@@ -9,6 +9,15 @@ use crate::verdict::{Script, must};
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("READ responses and atomics", Service::Rc, Role::Responder);
+    lengths(&mut chapter);
+    duplicates(&mut chapter);
+    responses(&mut chapter);
+    atomics(&mut chapter);
+    chapter.done()
+}
+
+/// READs of all lengths.
+fn lengths(chapter: &mut Chapter) {
     for mtu in [256, 512, 1024, 2048, 4096] {
         chapter.add(
             format!("rc/read/segmented/mtu{mtu}"),
@@ -54,6 +63,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         )
         .short();
+}
+
+/// READs that come again.
+fn duplicates(chapter: &mut Chapter) {
     chapter.add(
         "rc/read/rest_again",
         "9.7.5.1.2",
@@ -95,6 +108,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.works(&rc, 2)
         },
     );
+}
+
+/// Headers, pad and order of responses.
+fn responses(chapter: &mut Chapter) {
     chapter.add(
         "rc/read/syndrome_and_msn",
         "9.7.5.1",
@@ -155,8 +172,6 @@ pub(super) fn checks() -> Vec<Check> {
             bench.expect(&rc, &[&response[..], &["ACK+3 msn 2"]].concat()).map(drop)
         },
     );
-    atomics(&mut chapter);
-    chapter.done()
 }
 
 fn segmented(bench: &mut Bench, mtu: usize) -> Script {

@@ -26,6 +26,16 @@ const SINGLES: [(&str, &str); 4] = [
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Generating requests", Service::Rc, Role::Requester);
+    operations(&mut chapter);
+    headers(&mut chapter);
+    order(&mut chapter);
+    let mut all = chapter.done();
+    all.extend(unreliable());
+    all
+}
+
+/// Packets of each operation.
+fn operations(chapter: &mut Chapter) {
     for (op, opcode) in SINGLES {
         for length in [0, 1, 1024] {
             chapter
@@ -83,6 +93,10 @@ pub(super) fn checks() -> Vec<Check> {
             )
             .needs(Need::Atomics);
     }
+}
+
+/// Fields of headers.
+fn headers(chapter: &mut Chapter) {
     chapter.add(
         "rc/request/header_fields",
         "9.2",
@@ -138,6 +152,10 @@ pub(super) fn checks() -> Vec<Check> {
             })
         },
     );
+}
+
+/// PSNs of requests, and requests that wait for a READ.
+fn order(chapter: &mut Chapter) {
     chapter.add(
         "rc/request/psn_wrap",
         "9.7.1",
@@ -191,9 +209,6 @@ pub(super) fn checks() -> Vec<Check> {
             bench.expect_requests(&rc, &["READ_REQUEST+0 len 0", "SEND_ONLY+3 len 8"]).map(drop)
         },
     );
-    let mut all = chapter.done();
-    all.extend(unreliable());
-    all
 }
 
 /// Requests of UC and UD, which no acknowledgement completes.

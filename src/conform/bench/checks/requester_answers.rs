@@ -40,6 +40,16 @@ const FATAL: [(&str, u8, u32); 3] =
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Responses at a requester", Service::Rc, Role::Requester);
+    naks(&mut chapter);
+    acknowledgements(&mut chapter);
+    void_acknowledgements(&mut chapter);
+    wrong_read_responses(&mut chapter);
+    missing_responses(&mut chapter);
+    chapter.done()
+}
+
+/// Acknowledgements that refuse a request.
+fn naks(chapter: &mut Chapter) {
     for (name, syndrome, status) in FATAL {
         for op in ["send", "write", "read"] {
             let check = chapter.add(
@@ -77,6 +87,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         )
         .short();
+}
+
+/// Acknowledgements that complete requests.
+fn acknowledgements(chapter: &mut Chapter) {
     chapter
         .add(
             "rc/ack/coalesced",
@@ -106,6 +120,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(2, 0), (3, 0)]).map(drop)
         },
     );
+}
+
+/// Acknowledgements that complete no request.
+fn void_acknowledgements(chapter: &mut Chapter) {
     for (name, stimulus, ahead) in [
         ("beyond_the_last", "5 PSNs beyond the last request", 7),
         ("before_the_first", "before the first request", -1),
@@ -159,6 +177,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(1, 0), (2, 0), (3, 0)]).map(drop)
         },
     );
+}
+
+/// READ responses that do not fit the request.
+fn wrong_read_responses(chapter: &mut Chapter) {
     for (name, stimulus, packets) in WRONG_RESPONSES {
         chapter.add(
             format!("rc/read_response/{name}"),
@@ -181,6 +203,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         );
     }
+}
+
+/// Responses that are missing, and one of another operation.
+fn missing_responses(chapter: &mut Chapter) {
     chapter.add(
         "rc/read_response/gap",
         "9.7.6",
@@ -228,7 +254,6 @@ pub(super) fn checks() -> Vec<Check> {
             bench.untouched(0, 64)
         },
     );
-    chapter.done()
 }
 
 /// The agent posts three SENDs, which reach the bench.

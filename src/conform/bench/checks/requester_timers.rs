@@ -24,6 +24,15 @@ fn timeout(code: u32) -> Duration {
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Timers and retries", Service::Rc, Role::Requester);
+    timeouts(&mut chapter);
+    retransmissions(&mut chapter);
+    timeouts_behind_naks(&mut chapter);
+    rnr_waits(&mut chapter);
+    chapter.done()
+}
+
+/// ACK timeouts, and the retry counter.
+fn timeouts(chapter: &mut Chapter) {
     for code in [14u8, 15, 16] {
         chapter.add(
             format!("rc/timeout/code_{code}"),
@@ -72,6 +81,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(7, 0), (8, 0)]).map(drop)
         },
     );
+}
+
+/// Packets that are sent again after the ACK timeout.
+fn retransmissions(chapter: &mut Chapter) {
     chapter.add(
         "rc/timeout/again_is_the_same",
         "9.7.1",
@@ -124,6 +137,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(7, 0)]).map(drop)
         },
     );
+}
+
+/// ACK timeouts of requests that a NAK has caused to be sent again.
+fn timeouts_behind_naks(chapter: &mut Chapter) {
     for (name, syndrome) in [("sequence_nak", 0x60), ("rnr_nak", 0x20 | 1)] {
         let title = name.replace('_', " ");
         chapter.add(
@@ -146,6 +163,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         );
     }
+}
+
+/// Waits after an RNR NAK, and the RNR retry counter.
+fn rnr_waits(chapter: &mut Chapter) {
     // Code 0 is the longest wait.
     for code in [0u8, 12, 20, 24] {
         chapter.add(
@@ -194,7 +215,6 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(7, 0)]).map(drop)
         },
     );
-    chapter.done()
 }
 
 fn retransmission(bench: &mut Bench, code: u8) -> Script {

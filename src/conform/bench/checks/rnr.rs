@@ -11,6 +11,13 @@ use crate::verdict::{Script, Stop, must};
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Receiver not ready", Service::Rc, Role::Responder);
+    refusals(&mut chapter);
+    order(&mut chapter);
+    chapter.done()
+}
+
+/// RNR NAKs, and requests that are sent again.
+fn refusals(chapter: &mut Chapter) {
     for code in [0, 1, 12, 20, 31] {
         chapter.add(
             format!("rc/rnr/timer_code_{code}"),
@@ -56,6 +63,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[]).map(drop)
         },
     );
+}
+
+/// Packets before and behind one that gets an RNR NAK.
+fn order(chapter: &mut Chapter) {
     chapter.add(
         "rc/rnr/ahead_is_silent",
         "9.7.5.2.8",
@@ -115,7 +126,6 @@ pub(super) fn checks() -> Vec<Check> {
             must(done[0].imm == 5 && done[0].length == 1032, || format!("the completion is {:?}", done[0]))
         },
     );
-    chapter.done()
 }
 
 fn again(bench: &mut Bench, opcode: Opcode) -> Script {

@@ -14,6 +14,15 @@ const FLUSHED: u32 = 5;
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("States and flushing", Service::Rc, Role::Responder);
+    flushing(&mut chapter);
+    silence(&mut chapter);
+    solicited_events(&mut chapter);
+    unreliable_flushing(&mut chapter);
+    chapter.done()
+}
+
+/// Requests and receives that the error state flushes.
+fn flushing(chapter: &mut Chapter) {
     chapter
         .add(
             "rc/error/receives_are_flushed",
@@ -62,6 +71,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.expect(&rc, &[]).map(drop)
         },
     );
+}
+
+/// Packets to a QP that neither executes nor answers.
+fn silence(chapter: &mut Chapter) {
     for (name, to) in [("error", "err"), ("reset", "reset")] {
         chapter.add(
             format!("rc/{name}/is_silent"),
@@ -112,6 +125,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.ask(&rc, &rc.send_only(&[1; 8]), &[]).map(drop)
         },
     );
+}
+
+/// Events of solicited completions.
+fn solicited_events(chapter: &mut Chapter) {
     for (solicited, name) in [(true, "raises_the_event"), (false, "without_the_bit_is_quiet")] {
         chapter.add(
             format!("rc/solicited/{name}"),
@@ -124,6 +141,10 @@ pub(super) fn checks() -> Vec<Check> {
             move |bench| event(bench, solicited),
         );
     }
+}
+
+/// Flushing of UC and UD.
+fn unreliable_flushing(chapter: &mut Chapter) {
     for (service, name) in [(Service::Uc, "uc"), (Service::Ud, "ud")] {
         let mut other = Chapter::new("States and flushing", service, Role::Responder);
         other.add(
@@ -140,7 +161,6 @@ pub(super) fn checks() -> Vec<Check> {
         );
         chapter.extend(other.done());
     }
-    chapter.done()
 }
 
 fn event(bench: &mut Bench, solicited: bool) -> Script {

@@ -32,6 +32,8 @@ pub(super) fn checks() -> Vec<Check> {
         each(&mut chapter, kind);
     }
     queues(&mut chapter);
+    refusals(&mut chapter);
+    dropped(&mut chapter);
     let mut checks = chapter.done();
     for check in &mut checks {
         check.needs(Need::Xrc);
@@ -177,6 +179,10 @@ fn queues(chapter: &mut Chapter) {
             must(done[0].length == 2056, || format!("the completion is {:?}", done[0]))
         },
     );
+}
+
+/// Requests that the queue cannot take, or whose key is of another domain.
+fn refusals(chapter: &mut Chapter) {
     chapter.add(
         "xrc/queue/empty",
         "9.7.5.2.8",
@@ -206,6 +212,10 @@ fn queues(chapter: &mut Chapter) {
             bench.memory(target.region, 0, &[0; 8])
         },
     );
+}
+
+/// Packets that a target does not take.
+fn dropped(chapter: &mut Chapter) {
     chapter.add(
         "xrc/dropped/other_service",
         "9.6.1",
