@@ -40,44 +40,7 @@ const IGNORED: [Ignored; 6] = [
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Packets and headers", Service::Rc, Role::Responder);
     for kind in KINDS {
-        for (name, clause, stimulus, fault) in FAULTS {
-            let check = chapter.add(
-                format!("rc/dropped/{name}/{}", kind.name),
-                clause,
-                format!("a {} {stimulus}, then a valid WRITE of the same PSN", kind.name.to_uppercase()),
-                "the packet is dropped without an answer or an effect, and the valid request is executed",
-                move |bench| is_dropped(bench, kind, |rc| fault((kind.craft)(rc))),
-            );
-            check.needs(kind.need);
-            if kind.name == "write_only" {
-                check.short();
-            }
-        }
-        let check = chapter.add(
-            format!("rc/dropped/short/{}", kind.name),
-            "9.3",
-            format!("a {} that ends within its headers", kind.name.to_uppercase()),
-            "a packet that is too short for the headers of its opcode is dropped without an answer",
-            move |bench| {
-                is_dropped(bench, kind, |rc| {
-                    let mut packet = (kind.craft)(rc);
-                    packet.payload.clear();
-                    if packet.headers.is_empty() { truncated(packet) } else { packet.cut(4) }
-                })
-            },
-        );
-        check.needs(kind.need);
-        let check = chapter.add(
-            format!("rc/dropped/other_address/{}", kind.name),
-            "9.6.1",
-            format!("a {} from an address that is not the peer's", kind.name.to_uppercase()),
-            "a packet to a connected QP from another address than its peer's is dropped",
-            move |bench| {
-                let stranger = bench.wire.stranger();
-                is_dropped(bench, kind, |rc| Craft { from: Some(stranger), ..(kind.craft)(rc) })
-            },
-        );
-        check.needs(Need::CapNetRaw).needs(kind.need);
+        each(&mut chapter, kind);
     }
     for (name, stimulus, change) in IGNORED {
         chapter.add(
@@ -130,6 +93,48 @@ pub(super) fn checks() -> Vec<Check> {
         )
         .needs(Need::CapNetRaw);
     chapter.done()
+}
+
+/// Rules that hold for each request.
+fn each(chapter: &mut Chapter, kind: Kind) {
+    for (name, clause, stimulus, fault) in FAULTS {
+        let check = chapter.add(
+            format!("rc/dropped/{name}/{}", kind.name),
+            clause,
+            format!("a {} {stimulus}, then a valid WRITE of the same PSN", kind.name.to_uppercase()),
+            "the packet is dropped without an answer or an effect, and the valid request is executed",
+            move |bench| is_dropped(bench, kind, |rc| fault((kind.craft)(rc))),
+        );
+        check.needs(kind.need);
+        if kind.name == "write_only" {
+            check.short();
+        }
+    }
+    let check = chapter.add(
+        format!("rc/dropped/short/{}", kind.name),
+        "9.3",
+        format!("a {} that ends within its headers", kind.name.to_uppercase()),
+        "a packet that is too short for the headers of its opcode is dropped without an answer",
+        move |bench| {
+            is_dropped(bench, kind, |rc| {
+                let mut packet = (kind.craft)(rc);
+                packet.payload.clear();
+                if packet.headers.is_empty() { truncated(packet) } else { packet.cut(4) }
+            })
+        },
+    );
+    check.needs(kind.need);
+    let check = chapter.add(
+        format!("rc/dropped/other_address/{}", kind.name),
+        "9.6.1",
+        format!("a {} from an address that is not the peer's", kind.name.to_uppercase()),
+        "a packet to a connected QP from another address than its peer's is dropped",
+        move |bench| {
+            let stranger = bench.wire.stranger();
+            is_dropped(bench, kind, |rc| Craft { from: Some(stranger), ..(kind.craft)(rc) })
+        },
+    );
+    check.needs(Need::CapNetRaw).needs(kind.need);
 }
 
 /// Sends messages that need a pad of 3, 2 and 1 bytes: SENDs if there are receives, else WRITEs.

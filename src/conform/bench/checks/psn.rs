@@ -15,89 +15,9 @@ const HALF: i32 = 1 << 23;
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Packet sequence numbers", Service::Rc, Role::Responder);
     for kind in KINDS {
-        let upper = kind.name.to_uppercase();
-        chapter
-            .add(
-                format!("rc/valid/{}", kind.name),
-                "9.7.5.1",
-                format!("a valid {upper}"),
-                "the request is executed, and answered with its PSN and the number of messages completed",
-                move |bench| {
-                    let rc = bench.rc()?;
-                    bench.receive(&rc, 64, 1)?;
-                    bench.ask(&rc, &(kind.craft)(&rc), &[&kind.answered(0, 1)])?;
-                    bench.completes(&rc, &vec![(0, 0); kind.receives]).map(drop)
-                },
-            )
-            .needs(kind.need)
-            .short();
-        chapter
-            .add(
-                format!("rc/duplicate/{}", kind.name),
-                "9.7.5.1.2",
-                format!("the same {upper} twice"),
-                "a duplicate is answered again and executed once",
-                move |bench| {
-                    let rc = bench.rc()?;
-                    duplicate(bench, rc.clone(), &rc, kind)
-                },
-            )
-            .needs(kind.need)
-            .short();
-        chapter
-            .add(
-                format!("rc/ahead/{}", kind.name),
-                "9.7.5.2.8",
-                format!("a {upper} three PSNs ahead, twice, then a valid WRITE"),
-                "a gap is answered by one sequence NAK of the expected PSN; what is ahead is not executed",
-                move |bench| {
-                    let rc = bench.rc()?;
-                    ahead(bench, &rc, &rc, kind, 3)
-                },
-            )
-            .needs(kind.need);
-        chapter
-            .add(
-                format!("rc/ahead_by_half/{}", kind.name),
-                "9.7.1",
-                format!("a {upper} 2^23 - 1 PSNs ahead"),
-                "half of all PSNs lie ahead of the expected one: the last of them causes a sequence NAK",
-                move |bench| {
-                    let rc = bench.rc()?;
-                    ahead(bench, &rc, &rc, kind, HALF - 1)
-                },
-            )
-            .needs(kind.need);
-        chapter.add(
-            format!("rc/behind/{}", kind.name),
-            "9.7.5.1.2",
-            format!("a {upper} 1000 PSNs before a WRITE that was executed"),
-            "a SEND or WRITE that is behind is acknowledged with the last PSN executed; a READ or atomic that the responder no longer \
-             has is dropped",
-            move |bench| behind(bench, kind, 1000),
-        ).needs(kind.need);
-        chapter.add(
-            format!("rc/without_ack_request/{}", kind.name),
-            "9.7.5.1",
-            format!("a {upper} that asks for no acknowledgement, then a WRITE that does"),
-            "a READ or atomic is answered always; a SEND or WRITE is acknowledged, if not at once, with what follows",
-            move |bench| without_ack_request(bench, kind),
-        ).needs(kind.need);
-        chapter
-            .add(
-                format!("rc/psn_wrap/{}", kind.name),
-                "9.7.1",
-                format!("a {upper} with PSN 0xffffff, then a WRITE with PSN 0"),
-                "PSNs wrap at 24 bits",
-                move |bench| {
-                    let mut rc = bench.connect(&Setup { first: 0x00ff_ffff, ..Setup::new(Service::Rc) })?;
-                    bench.receive(&rc, 64, 1)?;
-                    bench.ask(&rc, &(kind.craft)(&rc), &[&kind.answered(0, 1)])?;
-                    rc.advance(1);
-                    bench.works(&rc, 2)
-                },
-            )
-            .needs(kind.need);
+        in_order(&mut chapter, kind);
+        out_of_order(&mut chapter, kind);
+        variants(&mut chapter, kind);
     }
     chapter.add(
         "rc/msn/counts_messages",
@@ -130,6 +50,103 @@ pub(super) fn checks() -> Vec<Check> {
         },
     );
     chapter.done()
+}
+
+/// A request with the expected PSN, once and twice.
+fn in_order(chapter: &mut Chapter, kind: Kind) {
+    let upper = kind.name.to_uppercase();
+    chapter
+        .add(
+            format!("rc/valid/{}", kind.name),
+            "9.7.5.1",
+            format!("a valid {upper}"),
+            "the request is executed, and answered with its PSN and the number of messages completed",
+            move |bench| {
+                let rc = bench.rc()?;
+                bench.receive(&rc, 64, 1)?;
+                bench.ask(&rc, &(kind.craft)(&rc), &[&kind.answered(0, 1)])?;
+                bench.completes(&rc, &vec![(0, 0); kind.receives]).map(drop)
+            },
+        )
+        .needs(kind.need)
+        .short();
+    chapter
+        .add(
+            format!("rc/duplicate/{}", kind.name),
+            "9.7.5.1.2",
+            format!("the same {upper} twice"),
+            "a duplicate is answered again and executed once",
+            move |bench| {
+                let rc = bench.rc()?;
+                duplicate(bench, rc.clone(), &rc, kind)
+            },
+        )
+        .needs(kind.need)
+        .short();
+}
+
+/// A request with a PSN ahead of the expected one, or behind it.
+fn out_of_order(chapter: &mut Chapter, kind: Kind) {
+    let upper = kind.name.to_uppercase();
+    chapter
+        .add(
+            format!("rc/ahead/{}", kind.name),
+            "9.7.5.2.8",
+            format!("a {upper} three PSNs ahead, twice, then a valid WRITE"),
+            "a gap is answered by one sequence NAK of the expected PSN; what is ahead is not executed",
+            move |bench| {
+                let rc = bench.rc()?;
+                ahead(bench, &rc, &rc, kind, 3)
+            },
+        )
+        .needs(kind.need);
+    chapter
+        .add(
+            format!("rc/ahead_by_half/{}", kind.name),
+            "9.7.1",
+            format!("a {upper} 2^23 - 1 PSNs ahead"),
+            "half of all PSNs lie ahead of the expected one: the last of them causes a sequence NAK",
+            move |bench| {
+                let rc = bench.rc()?;
+                ahead(bench, &rc, &rc, kind, HALF - 1)
+            },
+        )
+        .needs(kind.need);
+    chapter.add(
+        format!("rc/behind/{}", kind.name),
+        "9.7.5.1.2",
+        format!("a {upper} 1000 PSNs before a WRITE that was executed"),
+        "a SEND or WRITE that is behind is acknowledged with the last PSN executed; a READ or atomic that the responder no longer \
+         has is dropped",
+        move |bench| behind(bench, kind, 1000),
+    ).needs(kind.need);
+}
+
+/// A request that asks for no acknowledgement, and one with the last PSN.
+fn variants(chapter: &mut Chapter, kind: Kind) {
+    let upper = kind.name.to_uppercase();
+    chapter.add(
+        format!("rc/without_ack_request/{}", kind.name),
+        "9.7.5.1",
+        format!("a {upper} that asks for no acknowledgement, then a WRITE that does"),
+        "a READ or atomic is answered always; a SEND or WRITE is acknowledged, if not at once, with what follows",
+        move |bench| without_ack_request(bench, kind),
+    ).needs(kind.need);
+    chapter
+        .add(
+            format!("rc/psn_wrap/{}", kind.name),
+            "9.7.1",
+            format!("a {upper} with PSN 0xffffff, then a WRITE with PSN 0"),
+            "PSNs wrap at 24 bits",
+            move |bench| {
+                let mut rc = bench.connect(&Setup { first: 0x00ff_ffff, ..Setup::new(Service::Rc) })?;
+                bench.receive(&rc, 64, 1)?;
+                bench.ask(&rc, &(kind.craft)(&rc), &[&kind.answered(0, 1)])?;
+                rc.advance(1);
+                bench.works(&rc, 2)
+            },
+        )
+        .needs(kind.need);
 }
 
 /// Sends a request twice. Its receives are posted to `queue`, which is the QP itself without a shared one.

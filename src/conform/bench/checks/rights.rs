@@ -46,30 +46,43 @@ const FAULTS: [(&str, &str, &str); 8] = [
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Keys, bounds and rights", Service::Rc, Role::Responder);
     for access in ACCESSES {
-        let (name, need, right, _) = access;
-        let upper = name.to_uppercase();
-        for (fault, clause, stimulus) in FAULTS {
-            let check = chapter.add(
-                format!("rc/rights/{fault}/{name}"),
-                clause,
-                format!("a {upper} {stimulus}"),
-                "the request is answered by NAK Remote Access Error, memory stays as it was, and the QP enters the error state",
-                move |bench| is_denied(bench, access, fault),
-            );
-            check.needs(need);
-            if name == "write" && matches!(fault, "unknown_key" | "across_end") {
-                check.short();
-            }
-        }
+        each(&mut chapter, access);
+    }
+    empty_requests(&mut chapter);
+    bounds(&mut chapter);
+    windows(&mut chapter);
+    chapter.done()
+}
+
+/// Rules that hold for each access.
+fn each(chapter: &mut Chapter, access: Access) {
+    let (name, need, right, _) = access;
+    let upper = name.to_uppercase();
+    for (fault, clause, stimulus) in FAULTS {
         let check = chapter.add(
-            format!("rc/rights/qp_without_right/{name}"),
-            "9.7.4.1.5",
-            format!("a {upper} to a QP that does not allow it"),
-            "the request is refused by NAK Remote Access Error or NAK Invalid Request, and memory stays as it was",
-            move |bench| qp_denies(bench, access, right),
+            format!("rc/rights/{fault}/{name}"),
+            clause,
+            format!("a {upper} {stimulus}"),
+            "the request is answered by NAK Remote Access Error, memory stays as it was, and the QP enters the error state",
+            move |bench| is_denied(bench, access, fault),
         );
         check.needs(need);
+        if name == "write" && matches!(fault, "unknown_key" | "across_end") {
+            check.short();
+        }
     }
+    let check = chapter.add(
+        format!("rc/rights/qp_without_right/{name}"),
+        "9.7.4.1.5",
+        format!("a {upper} to a QP that does not allow it"),
+        "the request is refused by NAK Remote Access Error or NAK Invalid Request, and memory stays as it was",
+        move |bench| qp_denies(bench, access, right),
+    );
+    check.needs(need);
+}
+
+/// Requests of no bytes.
+fn empty_requests(chapter: &mut Chapter) {
     for (name, make) in [
         (
             "write",
@@ -91,6 +104,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         );
     }
+}
+
+/// Bounds of a region.
+fn bounds(chapter: &mut Chapter) {
     chapter.add(
         "rc/rights/whole_region/write",
         "10.6.3.1",
@@ -118,6 +135,10 @@ pub(super) fn checks() -> Vec<Check> {
             bench.in_error(&rc)
         },
     );
+}
+
+/// Memory windows.
+fn windows(chapter: &mut Chapter) {
     chapter
         .add(
             "rc/rights/window_and_invalidate",
@@ -161,7 +182,6 @@ pub(super) fn checks() -> Vec<Check> {
             },
         )
         .needs(Need::Windows);
-    chapter.done()
 }
 
 fn is_denied(bench: &mut Bench, access: Access, fault: &str) -> Script {
