@@ -16,6 +16,48 @@ const CE: u8 = 3;
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("Congestion notifications", Service::Rc, Role::Responder);
+    notifications(&mut chapter);
+    silence(&mut chapter);
+    for (name, pieces) in [("to_idle_qp", 1), ("hundred_to_idle_qp", 100)] {
+        chapter.add(
+            format!("rc/cnp/{name}"),
+            "A17.9.3",
+            format!("{pieces} CNP to a QP that has sent nothing"),
+            "a CNP has no PSN and no answer, and does no harm",
+            move |bench| {
+                let rc = bench.rc()?;
+                for _ in 0..pieces {
+                    bench.send(&cnp(&rc))?;
+                }
+                bench.expect(&rc, &[])?;
+                bench.works(&rc, 1)
+            },
+        );
+    }
+    let mut requester = Chapter::new("Congestion notifications", Service::Rc, Role::Requester);
+    requester.add(
+        "rc/cnp/to_sending_qp",
+        "A17.9.3",
+        "the agent posts a SEND of 64 packets; the bench answers the first packets by a CNP and the last by an ACK",
+        "a CNP may lower the rate: it neither acknowledges nor stops the message",
+        sending,
+    );
+    requester
+        .add(
+            "rc/cnp/of_marked_response",
+            "A17.9.3",
+            "a marked WRITE, as a probe; then the agent posts a READ, whose response a switch has marked (ECN 11)",
+            "a notification point answers a marked READ response as any marked data: by a CNP to the QP that sent it",
+            of_marked_response,
+        )
+        .needs(Need::CapNetRaw);
+    let mut all = chapter.done();
+    all.extend(requester.done());
+    all
+}
+
+/// Marked packets, which cause CNPs.
+fn notifications(chapter: &mut Chapter) {
     chapter
         .add(
             "rc/cnp/of_marked_write",
@@ -65,6 +107,10 @@ pub(super) fn checks() -> Vec<Check> {
             },
         )
         .needs(Need::CapNetRaw);
+}
+
+/// Packets that cause no CNP.
+fn silence(chapter: &mut Chapter) {
     for (name, class) in [("unmarked", 0), ("capable", ECT)] {
         chapter
             .add(
@@ -94,42 +140,6 @@ pub(super) fn checks() -> Vec<Check> {
             },
         )
         .needs(Need::CapNetRaw);
-    for (name, pieces) in [("to_idle_qp", 1), ("hundred_to_idle_qp", 100)] {
-        chapter.add(
-            format!("rc/cnp/{name}"),
-            "A17.9.3",
-            format!("{pieces} CNP to a QP that has sent nothing"),
-            "a CNP has no PSN and no answer, and does no harm",
-            move |bench| {
-                let rc = bench.rc()?;
-                for _ in 0..pieces {
-                    bench.send(&cnp(&rc))?;
-                }
-                bench.expect(&rc, &[])?;
-                bench.works(&rc, 1)
-            },
-        );
-    }
-    let mut requester = Chapter::new("Congestion notifications", Service::Rc, Role::Requester);
-    requester.add(
-        "rc/cnp/to_sending_qp",
-        "A17.9.3",
-        "the agent posts a SEND of 64 packets; the bench answers the first packets by a CNP and the last by an ACK",
-        "a CNP may lower the rate: it neither acknowledges nor stops the message",
-        sending,
-    );
-    requester
-        .add(
-            "rc/cnp/of_marked_response",
-            "A17.9.3",
-            "a marked WRITE, as a probe; then the agent posts a READ, whose response a switch has marked (ECN 11)",
-            "a notification point answers a marked READ response as any marked data: by a CNP to the QP that sent it",
-            of_marked_response,
-        )
-        .needs(Need::CapNetRaw);
-    let mut all = chapter.done();
-    all.extend(requester.done());
-    all
 }
 
 /// Longest interval between two CNPs of a notification point that a check waits for.

@@ -122,22 +122,7 @@ pub(super) fn checks() -> Vec<Check> {
         "9.2.1",
         "each RC opcode that the table does not have, then a valid WRITE of the same PSN",
         "a packet with a reserved opcode is dropped, or refused by NAK Invalid Request",
-        |bench| {
-            for reserved in [0x15, 0x18, 0x19, 0x1a, 0x1b, 0x1e, 0x1f] {
-                let rc = bench.rc()?;
-                bench.send(&rc.request(Opcode(reserved)).ack())?;
-                let came = bench.packets(&rc, 0)?;
-                match came.iter().map(|seen| seen.words(rc.first)).collect::<Vec<_>>().as_slice() {
-                    [] => bench.works(&rc, 1)?,
-                    [one] if one == "NAK_INVALID_REQUEST+0 msn 0" => bench.in_error(&rc)?,
-                    other => {
-                        return Err(Stop::Breaks(format!("opcode {reserved:#x}: came {}", other.join(", "))));
-                    }
-                }
-                bench.end()?;
-            }
-            Ok(())
-        },
+        reserved_are_refused,
     );
     chapter.add(
         "rc/sequence/send_above_receive",
@@ -175,17 +160,36 @@ pub(super) fn checks() -> Vec<Check> {
                 "9.7.4.1.3",
                 format!("a {} at an address that is no multiple of 8", name.to_uppercase()),
                 "a misaligned atomic is answered by NAK Invalid Request, and memory stays as it was",
-                move |bench| {
-                    let rc = bench.rc()?;
-                    let request = rc.request(opcode).atomic(rc.region.addr + 4, rc.region.rkey, 1, 0).ack();
-                    bench.ask(&rc, &request, &["NAK_INVALID_REQUEST+0 msn 0"])?;
-                    bench.in_error(&rc)?;
-                    bench.untouched(0, 64)
-                },
+                move |bench| misaligned_is_refused(bench, opcode),
             )
             .needs(Need::Atomics);
     }
     chapter.done()
+}
+
+fn reserved_are_refused(bench: &mut Bench) -> Script {
+    for reserved in [0x15, 0x18, 0x19, 0x1a, 0x1b, 0x1e, 0x1f] {
+        let rc = bench.rc()?;
+        bench.send(&rc.request(Opcode(reserved)).ack())?;
+        let came = bench.packets(&rc, 0)?;
+        match came.iter().map(|seen| seen.words(rc.first)).collect::<Vec<_>>().as_slice() {
+            [] => bench.works(&rc, 1)?,
+            [one] if one == "NAK_INVALID_REQUEST+0 msn 0" => bench.in_error(&rc)?,
+            other => {
+                return Err(Stop::Breaks(format!("opcode {reserved:#x}: came {}", other.join(", "))));
+            }
+        }
+        bench.end()?;
+    }
+    Ok(())
+}
+
+fn misaligned_is_refused(bench: &mut Bench, opcode: Opcode) -> Script {
+    let rc = bench.rc()?;
+    let request = rc.request(opcode).atomic(rc.region.addr + 4, rc.region.rkey, 1, 0).ack();
+    bench.ask(&rc, &request, &["NAK_INVALID_REQUEST+0 msn 0"])?;
+    bench.in_error(&rc)?;
+    bench.untouched(0, 64)
 }
 
 /// Sends valid packets and a last invalid one: the last alone is refused, and the QP enters the error state.

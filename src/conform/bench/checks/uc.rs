@@ -80,6 +80,27 @@ pub(super) fn checks() -> Vec<Check> {
             check.short();
         }
     }
+    received(&mut chapter);
+    chapter.add(
+        "uc/dropped/no_receive",
+        "9.8.2.2",
+        "a SEND to a QP without a receive, then a receive and a SEND",
+        "a SEND that finds no receive is dropped without an answer",
+        |bench| {
+            let mut uc = bench.connect(&Setup::new(Service::Uc))?;
+            bench.ask(&uc, &plain(&uc, Opcode::RC_SEND_ONLY, 8), &[])?;
+            uc.advance(1);
+            bench.receive(&uc, 64, 1)?;
+            bench.ask(&uc, &plain(&uc, Opcode::RC_SEND_ONLY, 12), &[])?;
+            let done = bench.completes(&uc, &[(0, 0)])?;
+            must(done[0].length == 12, || format!("the message of {} bytes was received", done[0].length))
+        },
+    );
+    chapter.done()
+}
+
+/// Messages that are received.
+fn received(chapter: &mut Chapter) {
     for (name, opcode, has_imm) in [
         ("send_only", Opcode::RC_SEND_ONLY, false),
         ("send_only_imm", Opcode::RC_SEND_ONLY_IMM, true),
@@ -132,22 +153,6 @@ pub(super) fn checks() -> Vec<Check> {
             bench.memory(uc.region, RECEIVES, &[0xee; 2053])
         },
     );
-    chapter.add(
-        "uc/dropped/no_receive",
-        "9.8.2.2",
-        "a SEND to a QP without a receive, then a receive and a SEND",
-        "a SEND that finds no receive is dropped without an answer",
-        |bench| {
-            let mut uc = bench.connect(&Setup::new(Service::Uc))?;
-            bench.ask(&uc, &plain(&uc, Opcode::RC_SEND_ONLY, 8), &[])?;
-            uc.advance(1);
-            bench.receive(&uc, 64, 1)?;
-            bench.ask(&uc, &plain(&uc, Opcode::RC_SEND_ONLY, 12), &[])?;
-            let done = bench.completes(&uc, &[(0, 0)])?;
-            must(done[0].length == 12, || format!("the message of {} bytes was received", done[0].length))
-        },
-    );
-    chapter.done()
 }
 
 fn is_dropped(bench: &mut Bench, packets: fn(&mut Pair) -> Vec<Craft>) -> Script {

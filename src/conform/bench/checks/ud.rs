@@ -69,6 +69,26 @@ pub(super) fn checks() -> Vec<Check> {
             check.short();
         }
     }
+    received(&mut chapter);
+    chapter.add(
+        "ud/dropped/no_receive",
+        "9.8.3.2",
+        "a datagram to a QP without a receive, then a receive and a datagram",
+        "a datagram that finds no receive is dropped without an answer",
+        |bench| {
+            let ud = bench.connect(&Setup::new(Service::Ud))?;
+            bench.ask(&ud, &datagram(&ud, b"lost"), &[])?;
+            bench.receive(&ud, 256, 1)?;
+            bench.ask(&ud, &datagram(&ud, b"received"), &[])?;
+            let done = bench.completes(&ud, &[(0, 0)])?;
+            must(done[0].length == 48, || format!("{} bytes were received, expected 48", done[0].length))
+        },
+    );
+    chapter.done()
+}
+
+/// Datagrams that are received.
+fn received(chapter: &mut Chapter) {
     for length in [0, 1, 4, 1023, 1024] {
         chapter
             .add(
@@ -76,17 +96,7 @@ pub(super) fn checks() -> Vec<Check> {
                 "9.8.3",
                 format!("a datagram of {length} bytes"),
                 "the datagram is received behind 40 bytes for the network header, with its length and its source QPN",
-                move |bench| {
-                    let ud = bench.connect(&Setup::new(Service::Ud))?;
-                    bench.receive(&ud, 2048, 1)?;
-                    let bytes: Vec<u8> = (0..length).map(|n: u32| n as u8).collect();
-                    bench.ask(&ud, &datagram(&ud, &bytes), &[])?;
-                    let done = bench.completes(&ud, &[(0, 0)])?;
-                    must(done[0].length == 40 + length && done[0].source == SOURCE, || {
-                        format!("{} bytes from QP {:#x}, expected {} and {SOURCE:#x}", done[0].length, done[0].source, 40 + length)
-                    })?;
-                    bench.memory(ud.region, RECEIVES + 40, &bytes)
-                },
+                move |bench| is_received(bench, length),
             )
             .short();
     }
@@ -139,21 +149,23 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&ud, &[(0, 0), (1, 0), (2, 0)]).map(drop)
         },
     );
-    chapter.add(
-        "ud/dropped/no_receive",
-        "9.8.3.2",
-        "a datagram to a QP without a receive, then a receive and a datagram",
-        "a datagram that finds no receive is dropped without an answer",
-        |bench| {
-            let ud = bench.connect(&Setup::new(Service::Ud))?;
-            bench.ask(&ud, &datagram(&ud, b"lost"), &[])?;
-            bench.receive(&ud, 256, 1)?;
-            bench.ask(&ud, &datagram(&ud, b"received"), &[])?;
-            let done = bench.completes(&ud, &[(0, 0)])?;
-            must(done[0].length == 48, || format!("{} bytes were received, expected 48", done[0].length))
-        },
-    );
-    chapter.done()
+}
+
+fn is_received(bench: &mut Bench, length: u32) -> Script {
+    let ud = bench.connect(&Setup::new(Service::Ud))?;
+    bench.receive(&ud, 2048, 1)?;
+    let bytes: Vec<u8> = (0..length).map(|n| n as u8).collect();
+    bench.ask(&ud, &datagram(&ud, &bytes), &[])?;
+    let done = bench.completes(&ud, &[(0, 0)])?;
+    must(done[0].length == 40 + length && done[0].source == SOURCE, || {
+        format!(
+            "{} bytes from QP {:#x}, expected {} and {SOURCE:#x}",
+            done[0].length,
+            done[0].source,
+            40 + length
+        )
+    })?;
+    bench.memory(ud.region, RECEIVES + 40, &bytes)
 }
 
 fn is_dropped(bench: &mut Bench, packet: fn(&Pair) -> Craft) -> Script {
