@@ -98,17 +98,7 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if names[0] == names[1] {
         return Err(Failure::Usage(format!("both ends are {}: a wire has two", names[0])));
     }
-    let mut rules = arguments.rules.clone();
-    if let Some(path) = &arguments.file {
-        rules.extend(read_rules(path)?);
-    }
-    rules.extend(arguments.judge.rules()?);
-    for rule in &rules {
-        if let Some(from) = rule.from.as_ref().filter(|from| !names.contains(from)) {
-            let ends = names.join(" or ");
-            return Err(Failure::Usage(format!("`{rule}`: from={from} is no end of this wire: {ends}")));
-        }
-    }
+    let rules = rules(arguments, &names)?;
     let fault = arguments.fault.clone().unwrap_or_default();
     if fault.rx != fault.tx {
         return Err(Failure::Usage(
@@ -125,20 +115,7 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if let Some(judge) = &judge {
         cable.show_to(judge.clone());
     }
-    let [a, b] = [&cable.ends[0], &cable.ends[1]].map(|end| end.info().mtu);
-    if arguments.json {
-        formats::print(
-            formats::WIRE,
-            json!({"event": "ready", "ends": names, "mtu": [a, b], "rules": placed.len()}),
-        )?;
-    } else {
-        let unequal = if a == b { "" } else { "; longer frames are refused" };
-        let count = placed.len();
-        output::note(format_args!(
-            "{} (MTU {a}) <-> {} (MTU {b}){unequal}; {count} rules",
-            names[0], names[1]
-        ));
-    }
+    announce(arguments, &names, &cable, placed.len())?;
     let until = arguments.seconds.map_or(Nanos::MAX, |seconds| Nanos(u64::from(seconds) * 1_000_000_000));
     let ended = cable.run(signals.as_fd(), until);
     let mut report = Report::of(&cable, &placed, &names);
@@ -164,6 +141,38 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let is_broken = verdicts.is_some_and(|verdicts| verdicts.count(Verdict::Breaks) > 0);
     Ok(if is_broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Returns the rules of options, of the file and of a script.
+fn rules(arguments: &Arguments, names: &[String; 2]) -> Result<Vec<PacketRule>, Failure> {
+    let mut rules = arguments.rules.clone();
+    if let Some(path) = &arguments.file {
+        rules.extend(read_rules(path)?);
+    }
+    rules.extend(arguments.judge.rules()?);
+    for rule in &rules {
+        if let Some(from) = rule.from.as_ref().filter(|from| !names.contains(from)) {
+            let ends = names.join(" or ");
+            return Err(Failure::Usage(format!("`{rule}`: from={from} is no end of this wire: {ends}")));
+        }
+    }
+    Ok(rules)
+}
+
+/// Reports that the wire is ready.
+fn announce(arguments: &Arguments, names: &[String; 2], cable: &Cable, count: usize) -> Result<(), Failure> {
+    let [a, b] = [&cable.ends[0], &cable.ends[1]].map(|end| end.info().mtu);
+    if arguments.json {
+        let ready = json!({"event": "ready", "ends": names, "mtu": [a, b], "rules": count});
+        formats::print(formats::WIRE, ready)?;
+    } else {
+        let unequal = if a == b { "" } else { "; longer frames are refused" };
+        output::note(format_args!(
+            "{} (MTU {a}) <-> {} (MTU {b}){unequal}; {count} rules",
+            names[0], names[1]
+        ));
+    }
+    Ok(())
 }
 
 /// Opens an end, with the rules for the frames that arrive there.
