@@ -115,13 +115,38 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, tlvs(arguments)))
 }
 
+/// A priority, and its share in percent; the strict one has none.
+type Share = (u8, Option<u8>);
+
 fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
-    let mut priorities: Vec<(u8, Option<u8>)> =
-        arguments.share.0.iter().map(|(p, share)| (*p, Some(*share))).collect();
+    let mut priorities: Vec<Share> = arguments.share.0.iter().map(|(p, share)| (*p, Some(*share))).collect();
     priorities.push((arguments.strict, None));
     let link = LinkConfig::new(LinkRate::from_gbps(arguments.rate), cable(5));
+    let mut fabric = network(arguments, &priorities, link)?;
+    let target = match pause {
+        Pause::Lossless => arguments.lossless.first().copied(),
+        Pause::Lossy => arguments.share.0.iter().map(|(p, _)| *p).find(|p| !arguments.lossless.contains(p)),
+        Pause::Global | Pause::None => None,
+    };
+    let receiver = Receiver { station: priorities.len(), pause, target };
+    let samples = Samples::of(&mut fabric, arguments, &priorities, link, &receiver);
+    let mut facts = Facts::default();
+    for (n, (priority, _)) in priorities.iter().enumerate() {
+        let [first, second, _] = samples.thirds_gbps(n);
+        let names = NAMES[usize::from(*priority)];
+        facts.tell(names[0], first, "Gb/s", names[1]);
+        facts.tell(names[2], second, "Gb/s", names[3]);
+    }
+    let table = table(arguments, &priorities, &samples, &fabric, &receiver);
+    let blocks = vec![Block::Chart(samples.chart(&priorities)), Block::Table(table)];
+    Ok(Run { choice: vec![Choice::new("pause", receiver.pauses())], facts, blocks })
+}
+
+/// Returns a switch that applies the plan, with a station for each priority and one that receives. The stations of
+/// priorities with a share have as many frames queued as the link carries in the whole run.
+fn network(arguments: &Arguments, priorities: &[Share], link: LinkConfig) -> Result<Fabric, Failure> {
     let mut port = PortConfig::new(link);
-    for (priority, share) in &priorities {
+    for (priority, share) in priorities {
         port.schedule[usize::from(*priority)] = share.map_or(Schedule::Strict, Schedule::Ets);
     }
     let receiver = priorities.len();
@@ -134,81 +159,148 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
     };
     let stations = (0..=receiver).map(|n| station(n, link, None)).collect();
     let mut fabric = Fabric::new(FabricConfig::star(stations, switch)).map_err(|e| refused(&e))?;
-    let full = link.wire_bytes(LENGTH);
-    let frames = link.rate.bytes_in(Nanos(3 * THIRD.0)) / full + 1;
-    for (n, (priority, share)) in priorities.iter().enumerate().filter(|(_, (_, share))| share.is_some()) {
+    let frames = link.rate.bytes_in(Nanos(3 * THIRD.0)) / link.wire_bytes(LENGTH) + 1;
+    for (n, (priority, _)) in priorities.iter().enumerate().filter(|(_, (_, share))| share.is_some()) {
         let bytes = frame(n, receiver, LENGTH, *priority);
-        debug_assert!(share.is_some());
         (0..frames).for_each(|_| {
             fabric.send(Nanos(0), n, &bytes);
         });
     }
-    // The strict priority's frames arrive evenly, at their own rate.
-    let strict = frame(receiver - 1, receiver, LENGTH, arguments.strict);
-    let gap = (arguments.strict_load > 0).then(|| link.rate.nanos_for(full * 100 / arguments.strict_load).0);
-    let target = match pause {
-        Pause::Lossless => arguments.lossless.first().copied(),
-        Pause::Lossy => arguments.share.0.iter().map(|(p, _)| *p).find(|p| !arguments.lossless.contains(p)),
-        Pause::Global | Pause::None => None,
-    };
-    let ends = [THIRD, Nanos(2 * THIRD.0), Nanos(3 * THIRD.0)];
-    let (mut next, mut paused) = (0, Nanos(0));
-    let sent = |fabric: &Fabric, priority: u8| fabric.switch(0).queue(receiver, priority.into()).sent_bytes;
-    let mut samples: Vec<(Nanos, Vec<u64>)> = Vec::new();
-    let step = Nanos(THIRD.0 / 30);
-    for sample in 0..=90 {
-        let until = Nanos(sample * step.0);
-        while fabric.now() < until {
-            let strict_at = gap.map_or(until, |_| Nanos(next)).min(until);
-            fabric.run(strict_at);
-            if let Some(gap) = gap.filter(|_| next <= fabric.now().0) {
-                fabric.send(fabric.now(), receiver - 1, &strict);
-                next += gap;
+    Ok(fabric)
+}
+
+/// The station that receives, and what it pauses in the second third of the run.
+struct Receiver {
+    station: usize,
+    pause: Pause,
+    target: Option<u8>,
+}
+
+impl Receiver {
+    fn send_pause(&self, fabric: &mut Fabric, quanta: u16) {
+        let control = match (self.pause, self.target) {
+            (Pause::Global, _) => MacControl::Pause { quanta },
+            (_, Some(priority)) => {
+                let mut all = [0; 8];
+                all[usize::from(priority)] = quanta;
+                MacControl::Pfc { enable: 1 << priority, quanta: all }
             }
-            // Repeat the pause every 30 us, as a congested receiver does.
-            if (ends[0]..ends[1]).contains(&fabric.now()) && fabric.now() >= paused {
-                tell(&mut fabric, receiver, pause, target, 0xffff);
-                paused = fabric.now() + Nanos::from_micros(30);
-            }
-        }
-        if until == ends[1] {
-            tell(&mut fabric, receiver, pause, target, 0);
-        }
-        samples.push((until, priorities.iter().map(|(priority, _)| sent(&fabric, *priority)).collect()));
+            _ => return,
+        };
+        let frame = control.build(Host::mac(self.station as u16 + 1));
+        fabric.send(fabric.now(), self.station, &frame);
     }
-    let mut facts = Facts::default();
-    let gbps = |from: usize, to: usize, n: usize| {
-        let (a, b) = (&samples[from], &samples[to]);
+
+    /// Describes the pause frames.
+    fn pauses(&self) -> String {
+        match (self.pause, self.target) {
+            (Pause::Global, _) => "PAUSE of everything".to_owned(),
+            (_, Some(priority)) => format!("PFC on {priority}"),
+            _ => "none".to_owned(),
+        }
+    }
+}
+
+/// Times of a run, and the bytes that each priority had sent by then.
+struct Samples(Vec<(Nanos, Vec<u64>)>);
+
+impl Samples {
+    /// Runs the fabric, and takes 30 samples in each third.
+    fn of(
+        fabric: &mut Fabric,
+        arguments: &Arguments,
+        priorities: &[Share],
+        link: LinkConfig,
+        receiver: &Receiver,
+    ) -> Samples {
+        // The strict priority's frames arrive evenly, at their own rate.
+        let sender = receiver.station - 1;
+        let strict = frame(sender, receiver.station, LENGTH, arguments.strict);
+        let gap = (arguments.strict_load > 0)
+            .then(|| link.rate.nanos_for(link.wire_bytes(LENGTH) * 100 / arguments.strict_load).0);
+        let second = THIRD..Nanos(2 * THIRD.0);
+        let (mut next, mut paused) = (0, Nanos(0));
+        let sent = |fabric: &Fabric, priority: u8| {
+            fabric.switch(0).queue(receiver.station, priority.into()).sent_bytes
+        };
+        let mut samples = Vec::new();
+        for sample in 0..=90 {
+            let until = Nanos(sample * (THIRD.0 / 30));
+            while fabric.now() < until {
+                let strict_at = gap.map_or(until, |_| Nanos(next)).min(until);
+                fabric.run(strict_at);
+                if let Some(gap) = gap.filter(|_| next <= fabric.now().0) {
+                    fabric.send(fabric.now(), sender, &strict);
+                    next += gap;
+                }
+                // Repeat the pause every 30 us, as a congested receiver does.
+                if second.contains(&fabric.now()) && fabric.now() >= paused {
+                    receiver.send_pause(fabric, 0xffff);
+                    paused = fabric.now() + Nanos::from_micros(30);
+                }
+            }
+            if until == second.end {
+                receiver.send_pause(fabric, 0);
+            }
+            samples.push((until, priorities.iter().map(|(priority, _)| sent(fabric, *priority)).collect()));
+        }
+        Samples(samples)
+    }
+
+    /// Returns the rate of the `n`th priority between two samples in Gb/s.
+    fn gbps(&self, from: usize, to: usize, n: usize) -> f64 {
+        let (a, b) = (&self.0[from], &self.0[to]);
         (b.1[n] - a.1[n]) as f64 * 8.0 / b.0.since(a.0).0 as f64
-    };
-    let mut rows = Vec::new();
-    for (n, (priority, share)) in priorities.iter().enumerate() {
-        let all = |from, to| (0..priorities.len()).map(|n| gbps(from, to, n)).sum::<f64>();
-        // Skip the first 60 us of each third, which show the transition.
-        let thirds = [(6, 30), (36, 60), (66, 90)].map(|(from, to)| gbps(from, to, n));
-        let drops = fabric.switch(0).queue(receiver, (*priority).into()).drops.all();
-        let of_weighted = share.map(|_| 100.0 * thirds[0] / (all(6, 30) - gbps(6, 30, priorities.len() - 1)));
-        rows.push(vec![
+    }
+
+    /// Returns the rates of the `n`th priority in each third in Gb/s, without its first 60 us, which show the
+    /// transition.
+    fn thirds_gbps(&self, n: usize) -> [f64; 3] {
+        [(6, 30), (36, 60), (66, 90)].map(|(from, to)| self.gbps(from, to, n))
+    }
+
+    fn chart(&self, priorities: &[Share]) -> Chart {
+        let series = |n: usize, priority: u8| {
+            let steps = 1..self.0.len();
+            let rate = steps.map(|to| (micros(self.0[to].0), self.gbps(to - 1, to, n)));
+            Series::new(format!("priority {priority}"), rate.collect::<Vec<_>>())
+        };
+        Chart {
+            title: "Throughput of the port".into(),
+            x: axis("time", "us"),
+            y: axis("rate", "Gb/s"),
+            series: priorities.iter().enumerate().map(|(n, (priority, _))| series(n, *priority)).collect(),
+            levels: vec![],
+        }
+    }
+}
+
+fn table(
+    arguments: &Arguments,
+    priorities: &[Share],
+    samples: &Samples,
+    fabric: &Fabric,
+    receiver: &Receiver,
+) -> Table {
+    let all = (0..priorities.len()).map(|n| samples.thirds_gbps(n)[0]).sum::<f64>();
+    let shared = all - samples.thirds_gbps(priorities.len() - 1)[0];
+    let row = |(n, (priority, share)): (usize, &Share)| {
+        let thirds = samples.thirds_gbps(n);
+        let measured = share.map(|_| 100.0 * thirds[0] / shared);
+        let drops = fabric.switch(0).queue(receiver.station, (*priority).into()).drops.all();
+        vec![
             Value::from(*priority),
             share.map_or(Value::from("strict"), Value::from),
-            of_weighted.map_or(Value::Null, |share| round(share).into()),
+            measured.map_or(Value::Null, |share| round(share).into()),
             round(thirds[0]).into(),
             round(thirds[1]).into(),
             round(thirds[2]).into(),
             drops.into(),
             if arguments.lossless.contains(priority) { "yes" } else { "no" }.into(),
-        ]);
-        let names = NAMES[usize::from(*priority)];
-        facts.tell(names[0], thirds[0], "Gb/s", names[1]);
-        facts.tell(names[2], thirds[1], "Gb/s", names[3]);
-    }
-    let paused_name = match (pause, target) {
-        (Pause::Global, _) => "PAUSE of everything".to_owned(),
-        (_, Some(priority)) => format!("PFC on {priority}"),
-        _ => "none".to_owned(),
+        ]
     };
-    let table = Table {
-        title: format!("Gb/s by priority; in the second third: {paused_name}"),
+    Table {
+        title: format!("Gb/s by priority; in the second third: {}", receiver.pauses()),
         columns: vec![
             "priority",
             "share %",
@@ -219,25 +311,9 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
             "drops",
             "lossless",
         ],
-        rows,
+        rows: priorities.iter().enumerate().map(row).collect(),
         sum: false,
-    };
-    let series = |n: usize, priority: u8| {
-        let rate = samples.windows(2).map(|pair| {
-            let time = pair[1].0.since(pair[0].0).0 as f64;
-            (micros(pair[1].0), (pair[1].1[n] - pair[0].1[n]) as f64 * 8.0 / time)
-        });
-        Series::new(format!("priority {priority}"), rate.collect::<Vec<_>>())
-    };
-    let chart = Chart {
-        title: "Throughput of the port".into(),
-        x: axis("time", "us"),
-        y: axis("rate", "Gb/s"),
-        series: priorities.iter().enumerate().map(|(n, (priority, _))| series(n, *priority)).collect(),
-        levels: vec![],
-    };
-    let blocks = vec![Block::Chart(chart), Block::Table(table)];
-    Ok(Run { choice: vec![Choice::new("pause", paused_name)], facts, blocks })
+    }
 }
 
 /// Names and descriptions of each priority's facts.
@@ -254,20 +330,6 @@ const NAMES: [[&str; 4]; 8] = {
     }
     names!(0 1 2 3 4 5 6 7)
 };
-
-fn tell(fabric: &mut Fabric, receiver: usize, pause: Pause, target: Option<u8>, quanta: u16) {
-    let control = match (pause, target) {
-        (Pause::Global, _) => MacControl::Pause { quanta },
-        (_, Some(priority)) => {
-            let mut all = [0; 8];
-            all[usize::from(priority)] = quanta;
-            MacControl::Pfc { enable: 1 << priority, quanta: all }
-        }
-        _ => return,
-    };
-    let frame = control.build(Host::mac(receiver as u16 + 1));
-    fabric.send(fabric.now(), receiver, &frame);
-}
 
 /// Returns the plan as a port announces it.
 fn tlvs(arguments: &Arguments) -> Vec<Block> {
