@@ -124,16 +124,8 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     let (config, trunks) = ring(arguments, cure)?;
     let count = trunks.len();
     let cycle = config.cycle().map_err(|e| refused(&e))?.map_or(0, |hops| hops.len());
-    let link = trunks.first().map_or(config.stations[0].link, |_| config.stations[0].link);
+    let link = config.stations[0].link;
     let mut fabric = Fabric::new(config).map_err(|e| refused(&e))?;
-    let sending = Nanos::from_micros(arguments.us);
-    let end = Nanos(2 * sending.0);
-    // Each host sends a frame per turn, at its share of the line rate.
-    let gap = link.rate.nanos_for(link.wire_bytes(LENGTH) * 100 / arguments.load).0;
-    let look = Nanos((end.0 / LOOKS).max(1));
-    let frames: Vec<Vec<u8>> =
-        (0..count).map(|n| frame(n, (n + 2) % count, LENGTH, PRIORITY as u8)).collect();
-    let (mut next, mut offered) = (0, 0u64);
     let mut watch = Watch {
         trunks: &trunks,
         told: None,
@@ -142,6 +134,31 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         points: Vec::new(),
         waits: Vec::new(),
     };
+    let offered = run_hosts(arguments, link, &mut fabric, &mut watch);
+    let mut facts = Facts::default();
+    facts.tell("cycle_links", cycle, "", "links of a cycle that the routes allow; 0: there is none");
+    facts.tell(
+        "silent_at_us",
+        watch.silent.map_or(0.0, micros),
+        "us",
+        "when all trunks of the ring had stopped; 0: never",
+    );
+    facts.tell("offered", offered, "frames", "hosts sent");
+    tell_of_fabric(&mut facts, &fabric, count);
+    Ok(Run { choice: vec![Choice::new("what is done", name)], facts, blocks: watch.blocks(count) })
+}
+
+/// Lets all hosts send for half of the run. Returns the number of frames that they sent.
+fn run_hosts(arguments: &Arguments, link: LinkConfig, fabric: &mut Fabric, watch: &mut Watch<'_>) -> u64 {
+    let count = watch.trunks.len();
+    let sending = Nanos::from_micros(arguments.us);
+    let end = Nanos(2 * sending.0);
+    // Each host sends a frame per turn, at its share of the line rate.
+    let gap = link.rate.nanos_for(link.wire_bytes(LENGTH) * 100 / arguments.load).0;
+    let look = Nanos((end.0 / LOOKS).max(1));
+    let frames: Vec<Vec<u8>> =
+        (0..count).map(|n| frame(n, (n + 2) % count, LENGTH, PRIORITY as u8)).collect();
+    let (mut next, mut offered) = (0, 0u64);
     while fabric.now() < end {
         let until = (fabric.now() + look).min(end);
         while next <= until.0 && next < sending.0 {
@@ -154,8 +171,13 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
             next += gap;
         }
         fabric.run(until);
-        watch.look(&mut fabric, count);
+        watch.look(fabric, count);
     }
+    offered
+}
+
+/// Adds the fate of all frames.
+fn tell_of_fabric(facts: &mut Facts, fabric: &Fabric, count: usize) {
     let delivered: u64 = (0..count).map(|n| fabric.station(n).delivered).sum();
     let queues = |of: &dyn Fn(&roxie_sim::fabric::QueueStats) -> u64| {
         let ports = |switch: usize| 0..fabric.switch(switch).config().ports.len();
@@ -165,15 +187,6 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
             .sum::<u64>()
     };
     let thrown = queues(&|queue| queue.flushed + queue.drops.all());
-    let mut facts = Facts::default();
-    facts.tell("cycle_links", cycle, "", "links of a cycle that the routes allow; 0: there is none");
-    facts.tell(
-        "silent_at_us",
-        watch.silent.map_or(0.0, micros),
-        "us",
-        "when all trunks of the ring had stopped; 0: never",
-    );
-    facts.tell("offered", offered, "frames", "hosts sent");
     facts.tell("delivered", delivered, "frames", "arrived");
     facts.tell(
         "left_behind",
@@ -183,32 +196,6 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     );
     facts.tell("thrown_away", thrown, "frames", "of a lossless priority");
     facts.tell("bites", queues(&|queue| queue.storms), "", "times that the watchdog found a queue stuck");
-    let (steps, points) = (watch.steps, watch.points);
-    let waits = watch.waits.into_iter().step_by(5);
-    let places = (0..count).map(|n| format!("{n} to {}", (n + 1) % count)).collect();
-    // Average over ten samples each.
-    let points: Vec<(f64, f64)> = points.into_iter().step_by(10).collect();
-    let rates = points.windows(2).map(|pair| {
-        let ((a, was), (b, is)) = (pair[0], pair[1]);
-        (b, (is - was) * LENGTH as f64 * 8.0 / (b - a) / 1e3)
-    });
-    let rates = Chart {
-        title: "Throughput of all hosts".into(),
-        x: axis("time", "us"),
-        y: axis("rate", "Gb/s"),
-        series: vec![Series::new("received", rates)],
-        levels: vec![],
-    };
-    let waiting = Chart {
-        title: "Bytes that wait in all switches".into(),
-        x: axis("time", "us"),
-        y: axis("bytes", "bytes"),
-        series: vec![Series::new("waits", waits)],
-        levels: vec![],
-    };
-    let steps = Steps { title: "The trunks of the ring".into(), places, steps };
-    let blocks = vec![Block::Steps(steps), Block::Chart(rates), Block::Chart(waiting)];
-    Ok(Run { choice: vec![Choice::new("what is done", name)], facts, blocks })
 }
 
 /// Samples the trunks of the ring.
@@ -272,5 +259,31 @@ impl Watch<'_> {
         };
         let states = self.trunks.iter().zip(&silent).map(state).collect();
         self.steps.push(Step { at: format!("{} us", round(micros(now))), says, states });
+    }
+    /// Returns the steps, and charts of throughput and of occupied buffers.
+    fn blocks(self, count: usize) -> Vec<Block> {
+        let places = (0..count).map(|n| format!("{n} to {}", (n + 1) % count)).collect();
+        let steps = Steps { title: "The trunks of the ring".into(), places, steps: self.steps };
+        // Average over ten samples each.
+        let points: Vec<(f64, f64)> = self.points.into_iter().step_by(10).collect();
+        let rates = points.windows(2).map(|pair| {
+            let ((a, was), (b, is)) = (pair[0], pair[1]);
+            (b, (is - was) * LENGTH as f64 * 8.0 / (b - a) / 1e3)
+        });
+        let rates = Chart {
+            title: "Throughput of all hosts".into(),
+            x: axis("time", "us"),
+            y: axis("rate", "Gb/s"),
+            series: vec![Series::new("received", rates)],
+            levels: vec![],
+        };
+        let waiting = Chart {
+            title: "Bytes that wait in all switches".into(),
+            x: axis("time", "us"),
+            y: axis("bytes", "bytes"),
+            series: vec![Series::new("waits", self.waits.into_iter().step_by(5))],
+            levels: vec![],
+        };
+        vec![Block::Steps(steps), Block::Chart(rates), Block::Chart(waiting)]
     }
 }

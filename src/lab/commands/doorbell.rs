@@ -52,6 +52,14 @@ pub(super) struct Arguments {
     metres: u64,
 }
 
+/// When the work request is posted. The first passes of an idle NIC have nothing to do.
+const POSTED: Nanos = Nanos::from_micros(10);
+
+/// Returns the time since posting in us.
+fn since(time: Nanos) -> f64 {
+    micros(Nanos(time.since(POSTED).0))
+}
+
 /// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut operations = vec![arguments.operation];
@@ -124,8 +132,6 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
     let rate = LinkRate::from_gbps(arguments.rate);
     let scene = Scene { rate, metres: arguments.metres, timeout: 18, ..Scene::default() };
     let mut stage = Stage::new(&scene)?;
-    // Start with an idle NIC: the first passes find nothing to do.
-    let posted = Nanos::from_micros(10);
     let opcode = match operation {
         Operation::Send => WrOpcode::Send,
         Operation::Write => WrOpcode::Write,
@@ -136,7 +142,7 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         let Stage { fabric, qps, .. } = &mut stage;
         fabric.host(1).post_recv(&qps[1], 7, &[far])?;
     }
-    stage.run(posted);
+    stage.run(POSTED);
     let wr = SendWr {
         opcode,
         remote_addr: stage.regions[1].address,
@@ -144,40 +150,65 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         ..SendWr::default()
     };
     stage.post(&wr, Payload::Sges(&[near]))?;
-    let (mut times, mut seen) = (Times::default(), Seen::of(&stage));
-    let mut received = None;
-    let limit = posted + Nanos::from_millis(1_000);
-    let done = loop {
-        if stage.fabric.step(limit).is_none() {
-            return Err(Failure::Run("no completion in a second of virtual time".into()));
-        }
-        let now = stage.fabric.now();
-        let after = Seen::of(&stage);
-        times.note(now, &seen, &after);
-        seen = after;
-        if operation == Operation::Send && received.is_none() {
-            received = stage.fabric.hosts()[1].poll_cq(&stage.qps[1]).map(|_| now);
-        }
-        if let Some(wc) = stage.fabric.hosts()[0].poll_cq(&stage.qps[0]) {
-            if wc.status != WcStatus::Success {
-                return Err(Failure::Run(format!("the work request ended with {}", wc.status)));
-            }
-            break now;
-        }
-    };
-    let since = |time: Nanos| micros(Nanos(time.since(posted).0));
+    let course = Course::of(&mut stage, operation)?;
     let name = format!("{operation:?}").to_lowercase();
-    let spans = spans(&times, &stage, since, done, &name);
+    let spans = spans(&course, &stage, &name);
+    let link = LinkConfig::new(rate, cable(arguments.metres));
+    let facts = facts(&course, &stage, link, arguments.metres);
+    stage.run(course.done + Nanos::from_micros(10));
+    let (ladder, _) = stage.end()?;
+    let timeline = Timeline { title: format!("A {name} of {} bytes", arguments.bytes), unit: "us", spans };
+    let blocks = vec![Block::Timeline(timeline), block("The captures of both ends", ladder)];
+    Ok(Run { choice: vec![Choice::new("operation", name)], facts, blocks })
+}
+
+/// Course of a work request, up to its completion.
+struct Course {
+    times: Times,
+    seen: Seen,
+    /// Time of the peer's completion, which a SEND has.
+    received: Option<Nanos>,
+    done: Nanos,
+}
+
+impl Course {
+    /// Runs until the requester has its completion.
+    fn of(stage: &mut Stage, operation: Operation) -> Result<Course, Failure> {
+        let (mut times, mut seen) = (Times::default(), Seen::of(stage));
+        let mut received = None;
+        let limit = POSTED + Nanos::from_millis(1_000);
+        loop {
+            if stage.fabric.step(limit).is_none() {
+                return Err(Failure::Run("no completion in a second of virtual time".into()));
+            }
+            let now = stage.fabric.now();
+            let after = Seen::of(stage);
+            times.note(now, &seen, &after);
+            seen = after;
+            if operation == Operation::Send && received.is_none() {
+                received = stage.fabric.hosts()[1].poll_cq(&stage.qps[1]).map(|_| now);
+            }
+            if let Some(wc) = stage.fabric.hosts()[0].poll_cq(&stage.qps[0]) {
+                if wc.status != WcStatus::Success {
+                    return Err(Failure::Run(format!("the work request ended with {}", wc.status)));
+                }
+                return Ok(Course { times, seen, received, done: now });
+            }
+        }
+    }
+}
+
+fn facts(course: &Course, stage: &Stage, link: LinkConfig, metres: u64) -> Facts {
+    let Course { times, seen, received, done } = course;
     let there = times.delivered[0].map_or(0.0, |(_, last)| since(last));
     let back_first = times.begun[1].map_or(0.0, |(first, _)| since(first));
     let executed = received.map_or(back_first, since);
-    let link = LinkConfig::new(rate, cable(arguments.metres));
     let mut facts = Facts::default();
-    facts.tell("completed_us", since(done), "us", "from posting to the completion");
+    facts.tell("completed_us", since(*done), "us", "from posting to the completion");
     facts.tell("one_way_us", executed, "us", "from posting until the peer has executed it");
     facts.tell(
         "back_us",
-        super::document::round(since(done) - executed),
+        super::document::round(since(*done) - executed),
         "us",
         "from there until the requester's completion",
     );
@@ -188,12 +219,7 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         "until the first bit is on the line",
     );
     facts.tell("arrived_us", there, "us", "until the last bit of the request is at the peer");
-    facts.tell(
-        "cable_us",
-        4.0 * micros(cable(arguments.metres)),
-        "us",
-        "of it in cables: two in each direction",
-    );
+    facts.tell("cable_us", 4.0 * micros(cable(metres)), "us", "of it in cables: two in each direction");
     facts.tell("packets_there", seen.delivered[0], "packets", "to the peer");
     facts.tell("packets_back", seen.delivered[1], "packets", "back");
     let wire = |way: usize| stage.fabric.station(way).sent_bytes + u64::from(link.overhead) * seen.begun[way];
@@ -204,14 +230,11 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         "us",
         "that these bytes keep both links' lines busy",
     );
-    stage.run(done + Nanos::from_micros(10));
-    let (ladder, _) = stage.end()?;
-    let timeline = Timeline { title: format!("A {name} of {} bytes", arguments.bytes), unit: "us", spans };
-    let blocks = vec![Block::Timeline(timeline), block("The captures of both ends", ladder)];
-    Ok(Run { choice: vec![Choice::new("operation", name)], facts, blocks })
+    facts
 }
 
-fn spans(times: &Times, stage: &Stage, since: impl Fn(Nanos) -> f64, done: Nanos, name: &str) -> Vec<Span> {
+fn spans(course: &Course, stage: &Stage, name: &str) -> Vec<Span> {
+    let Course { times, done, .. } = course;
     let mut spans = Vec::new();
     let mut add = |at: &'static str, from: Option<Nanos>, to: Option<Nanos>, what: String| {
         if let (Some(from), Some(to)) = (from, to) {
@@ -221,7 +244,7 @@ fn spans(times: &Times, stage: &Stage, since: impl Fn(Nanos) -> f64, done: Nanos
     };
     let first = |span: Option<(Nanos, Nanos)>| span.map(|(first, _)| first);
     let last = |span: Option<(Nanos, Nanos)>| span.map(|(_, last)| last);
-    let posted = first(times.begun[0]).map(|_| Nanos::from_micros(10));
+    let posted = first(times.begun[0]).map(|_| POSTED);
     let packets = |way: usize| match stage.fabric.station(1 - way).delivered {
         1 => "the packet".to_owned(),
         n => format!("{n} packets"),
@@ -264,6 +287,6 @@ fn spans(times: &Times, stage: &Stage, since: impl Fn(Nanos) -> f64, done: Nanos
         last(times.delivered[1]),
         format!("{} back to the requester", packets(1)),
     );
-    add("requester", last(times.delivered[1]), Some(done), "a pass completes the work request".into());
+    add("requester", last(times.delivered[1]), Some(*done), "a pass completes the work request".into());
     spans
 }
