@@ -99,15 +99,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Table(table)]))
 }
 
-fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
+/// Returns the faults at each end.
+fn faults(lost: Lost) -> Result<[Option<FaultConfig>; 2], Failure> {
     let fault = |text: &str| FaultConfig::parse(text).map(Some).map_err(|e| Failure::Usage(e.to_string()));
-    let faults = match lost {
+    Ok(match lost {
         Lost::Nothing => [None, None],
         Lost::Request => [fault("tx.drop=nth1")?, None],
         Lost::Answer(number) => [None, fault(&format!("tx.drop=nth{number}"))?],
         Lost::All => [None, fault("tx.drop=every1")?],
-    };
-    let scene = Scene { faults, rd_atomic: arguments.depth, ..Scene::default() };
+    })
+}
+
+fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
+    let scene = Scene { faults: faults(lost)?, rd_atomic: arguments.depth, ..Scene::default() };
     let mut stage = Stage::new(&scene)?;
     let begin = Nanos::from_micros(10);
     stage.run(begin);
@@ -123,29 +127,13 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
         let target = stage.regions[0].sge(8 * u64::from(n), 8);
         stage.post(&wr, Payload::Sges(&[target]))?;
     }
-    let (mut rows, mut good, mut last) = (Vec::new(), 0, begin);
-    for _ in 0..arguments.adds {
-        let Some((at, wc)) = stage.completion(Nanos::from_millis(60_000)) else {
-            return Err(Failure::Run("an atomic has no completion after a minute of virtual time".into()));
-        };
-        let well = wc.status == WcStatus::Success;
-        let word = stage.regions[0].bytes(8 * wc.wr_id, 8).try_into().map(u64::from_ne_bytes).unwrap_or(0);
-        let returned = if well { Value::from(word) } else { Value::Null };
-        rows.push(vec![
-            wc.wr_id.into(),
-            wc.status.to_string().into(),
-            returned,
-            micros(Nanos(at.since(begin).0)).into(),
-        ]);
-        good += u32::from(well);
-        last = last.max(at);
-    }
+    let Completions { rows, successes, last } = completions(&mut stage, arguments.adds, begin)?;
     stage.run(last + Nanos::from_micros(20));
     let counter = stage.regions[1].bytes(0, 8).try_into().map(u64::from_ne_bytes).unwrap_or(0);
     let mut facts = Facts::default();
     facts.tell("adds", arguments.adds, "", "additions of 1 were posted");
     facts.tell("depth", arguments.depth, "", "of them may be outstanding");
-    facts.tell("completed_well", good, "", "of them completed with success");
+    facts.tell("completed_well", successes, "", "of them completed with success");
     facts.tell("counter", counter, "", "value of the counter in the responder's memory, 0 at first");
     facts.tell(
         "requests_received",
@@ -185,4 +173,34 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
         facts,
         blocks: vec![block(&heading, ladder), Block::Table(table)],
     })
+}
+
+/// Completions of the requester.
+struct Completions {
+    rows: Vec<Vec<Value>>,
+    successes: u32,
+    /// Time of the last one.
+    last: Nanos,
+}
+
+/// Runs until all additions have completed.
+fn completions(stage: &mut Stage, adds: u32, begin: Nanos) -> Result<Completions, Failure> {
+    let mut all = Completions { rows: Vec::new(), successes: 0, last: begin };
+    for _ in 0..adds {
+        let Some((at, wc)) = stage.completion(Nanos::from_millis(60_000)) else {
+            return Err(Failure::Run("an atomic has no completion after a minute of virtual time".into()));
+        };
+        let well = wc.status == WcStatus::Success;
+        let word = stage.regions[0].bytes(8 * wc.wr_id, 8).try_into().map(u64::from_ne_bytes).unwrap_or(0);
+        let returned = if well { Value::from(word) } else { Value::Null };
+        all.rows.push(vec![
+            wc.wr_id.into(),
+            wc.status.to_string().into(),
+            returned,
+            micros(Nanos(at.since(begin).0)).into(),
+        ]);
+        all.successes += u32::from(well);
+        all.last = all.last.max(at);
+    }
+    Ok(all)
 }

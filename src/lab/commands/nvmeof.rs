@@ -101,16 +101,7 @@ fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, F
     let command = command(arguments, io, stage.regions[0].address + DATA_AT, Some(stage.regions[0].key));
     let blocks: Vec<u8> = (0..length).map(|i| (i % 253) as u8).collect();
     let owner = if io == Io::Read { 1 } else { 0 };
-    let failed = |e: &dyn std::fmt::Debug| Failure::Run(format!("the memory of the run: {e:?}"));
-    stage.regions[owner].memory.write(DATA_AT, &blocks).map_err(|e| failed(&e))?;
-    stage.regions[0].memory.write(0, &command.to_bytes()).map_err(|e| failed(&e))?;
-    stage.regions[1].memory.write(512, &command.response(1)).map_err(|e| failed(&e))?;
-    // Each end has a receive for the other's capsule.
-    let receives = [stage.regions[0].sge(1024, RESPONSE as u32), stage.regions[1].sge(1024, COMMAND as u32)];
-    for (n, sge) in receives.iter().enumerate() {
-        let Stage { fabric, qps, .. } = &mut stage;
-        fabric.host(n).post_recv(&qps[n], 100, &[*sge])?;
-    }
+    prepare(&mut stage, &command, owner, &blocks)?;
     let begin = Nanos::from_micros(10);
     stage.run(begin);
     let capsule = stage.regions[0].sge(0, COMMAND as u32);
@@ -164,6 +155,20 @@ fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, F
         Block::Bars(bars),
     ];
     Ok(Run { choice: vec![Choice::new("transport", "RDMA"), Choice::new("operation", name)], facts, blocks })
+}
+
+/// Writes the blocks into their owner's memory, and both capsules. Posts a receive for the other's capsule at each end.
+fn prepare(stage: &mut Stage, command: &Command, owner: usize, blocks: &[u8]) -> Result<(), Failure> {
+    let failed = |e: &dyn std::fmt::Debug| Failure::Run(format!("the memory of the run: {e:?}"));
+    stage.regions[owner].memory.write(DATA_AT, blocks).map_err(|e| failed(&e))?;
+    stage.regions[0].memory.write(0, &command.to_bytes()).map_err(|e| failed(&e))?;
+    stage.regions[1].memory.write(512, &command.response(1)).map_err(|e| failed(&e))?;
+    let receives = [stage.regions[0].sge(1024, RESPONSE as u32), stage.regions[1].sge(1024, COMMAND as u32)];
+    for (n, sge) in receives.iter().enumerate() {
+        let Stage { fabric, qps, .. } = &mut *stage;
+        fabric.host(n).post_recv(&qps[n], 100, &[*sge])?;
+    }
+    Ok(())
 }
 
 /// Runs the controller until the host has its response. Returns that time.

@@ -107,16 +107,21 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Bars(bars), Block::Table(table)]))
 }
 
-fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
+/// Returns the faults at each end.
+fn faults(lost: Lost) -> Result<[Option<FaultConfig>; 2], Failure> {
     let fault = |number: u32| {
         FaultConfig::parse(&format!("tx.drop=nth{number}")).map_err(|e| Failure::Usage(e.to_string()))
     };
-    let faults = match lost {
+    Ok(match lost {
         Lost::Nothing => [None, None],
         Lost::Request => [Some(fault(1)?), None],
         Lost::Response(number) => [None, Some(fault(number)?)],
-    };
-    let mut stage = Stage::new(&Scene { faults, timeout: arguments.timeout, ..Scene::default() })?;
+    })
+}
+
+fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
+    let mut stage =
+        Stage::new(&Scene { faults: faults(lost)?, timeout: arguments.timeout, ..Scene::default() })?;
     let bytes = arguments.packets as usize * Mtu::Mtu1024.bytes();
     let fill = |stage: &Stage, byte: u8| {
         let written = stage.regions[1].memory.write(0, &vec![byte; bytes]);
