@@ -23,11 +23,11 @@ use roxie_base::time::monotonic;
 use roxie_base::{text::Foreign, threads::lock};
 use roxie_nic::congestion::{Rate, SharedRate};
 use roxie_nic::nic::{
-    Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, QpStatus, forgets_doorbells,
+    Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, QpStatus, forgets_doorbells,
 };
 use roxie_nic::shared::remote_memory::RemoteMemory;
 use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages, Notifier};
-use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
+use roxie_nic::verbs::{AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// A client, as other threads see it.
 #[derive(Debug)]
@@ -269,21 +269,7 @@ impl Client {
                 self.route(registry)?;
                 return entered.map(|()| Response::Done(true));
             }
-            Request::PortNumber(request) => {
-                let lowest = registry.lowest_port(self.uid);
-                let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
-                // With a port go its services.
-                let act = |roster: &mut Roster| {
-                    let before = roster.services.count(self.slot);
-                    let number = roster.port(self.slot, request, lowest)?;
-                    Ok((number, roster.services.count(self.slot) < before))
-                };
-                let (number, is_routed) = self.enter(registry, |_| more, act)?;
-                if is_routed {
-                    self.route(registry)?;
-                }
-                return Ok(Response::PortNumber(number));
-            }
+            Request::PortNumber(request) => return self.port_number(registry, request),
             Request::Command(Command::OpenXrcd(open)) => return self.open_xrcd(registry, open, passed),
             Request::Command(Command::AttachMulticast(qp, group)) => return self.attach(registry, qp, group),
             Request::Command(Command::ListQps) => {
@@ -303,6 +289,22 @@ impl Client {
             }
         };
         self.carry_out(registry, command)
+    }
+
+    /// Binds or releases a port number. With a port go its services.
+    fn port_number(&self, registry: &Registry, request: PortRequest) -> Result<Response, ControlError> {
+        let lowest = registry.lowest_port(self.uid);
+        let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
+        let act = |roster: &mut Roster| {
+            let before = roster.services.count(self.slot);
+            let number = roster.port(self.slot, request, lowest)?;
+            Ok((number, roster.services.count(self.slot) < before))
+        };
+        let (number, is_routed) = self.enter(registry, |_| more, act)?;
+        if is_routed {
+            self.route(registry)?;
+        }
+        Ok(Response::PortNumber(number))
     }
 
     /// Executes a permitted command, and keeps the books of objects and charges.
@@ -374,10 +376,8 @@ impl Client {
             {
                 refused("Q_Keys with the highest bit are for root and for the user whose NIC it is")
             }
-            Command::ModifyQp(_, attr) => {
-                attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(registry, path))
-            }
-            Command::CreateAh(_, path) => speaks_for_its_host(registry, path),
+            Command::ModifyQp(_, attr) => attr.av.as_mut().map_or(Ok(()), |path| registry.set_source(path)),
+            Command::CreateAh(_, path) => registry.set_source(path),
             Command::CloseXrcd(xrcd) => lock(&self.owned).may_close(*xrcd),
             Command::Memory(command) => match &**command {
                 MemoryCommand::CreateQp { init, .. } => match init.qp_type {
@@ -483,16 +483,6 @@ impl Client {
         let text = serde_json::to_vec(&snapshot).map_err(|error| refused(libc::EIO, &error))?;
         Ok(Response::Snapshot(text))
     }
-}
-
-/// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the
-/// kernel's `ib_modify_qp` fills in both from the GID table).
-fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<(), ControlError> {
-    if !registry.device.gids().iter().any(|entry| entry.is_source_of(path)) {
-        return Err(ControlError::NotFound(ObjectKind::SourceAddress));
-    }
-    path.smac = registry.device.port().mac;
-    Ok(())
 }
 
 fn refused(errno: i32, error: &dyn std::fmt::Display) -> ControlError {

@@ -19,9 +19,10 @@ use roxie::host::{Device, DeviceError};
 use roxie_base::roster::{Room, Roster};
 use roxie_base::threads::lock;
 use roxie_engine::{Engine, Workers};
-use roxie_nic::nic::{Answer, Command, ControlError, Object, QpStatus};
+use roxie_nic::nic::{Answer, Command, ControlError, Object, ObjectKind, QpStatus};
 use roxie_nic::shared::remote_memory::RemoteMemory;
 use roxie_nic::shared::{Doorbells, DoorbellsId, Notifier};
+use roxie_nic::verbs::AddressVector;
 
 /// The users that a NIC serves, and their bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,6 +219,16 @@ impl Registry {
 
     pub(super) fn now(&self) -> roxie_base::time::Nanos {
         self.engine().now()
+    }
+
+    /// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's
+    /// (the kernel's `ib_modify_qp` fills in both from the GID table).
+    pub(super) fn set_source(&self, path: &mut AddressVector) -> Result<(), ControlError> {
+        if !self.device.gids().iter().any(|entry| entry.is_source_of(path)) {
+            return Err(ControlError::NotFound(ObjectKind::SourceAddress));
+        }
+        path.smac = self.device.port().mac;
+        Ok(())
     }
 
     pub(super) fn submit(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {

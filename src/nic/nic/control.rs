@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of};
 use super::memory_command::MemoryCommand;
 use super::object::{Object, ObjectKind};
+use super::{Nic, QpEntry};
+use crate::congestion::{Settings, SharedRate};
 use crate::shared::SharedReceives;
 use crate::transport::memory::{MemoryName, RegionStatus};
 use crate::verbs::{AddressVector, PdId, QpIndex, SrqInit};
@@ -44,29 +45,15 @@ impl Nic {
             Command::OpenXrcd(open) => self.srqs.open_xrcd(open, self.config.limits.xrcds),
             Command::CloseXrcd(xrcd) => self.srqs.close_xrcd(xrcd),
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
-            Command::SetQpControl(qp, settings) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.own_control = settings;
-                self.apply_control(now, qp);
-                Ok(Answer::Done)
-            }
-            Command::ShareRate(qp, share) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.share = Some(share);
-                self.apply_control(now, qp);
-                Ok(Answer::Done)
-            }
+            Command::SetQpControl(qp, settings) => self.set_qp_control(now, qp, settings),
+            Command::ShareRate(qp, share) => self.share_rate(now, qp, share),
             Command::SetClient(qp, memory) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.client = Some(memory);
+                self.qp_entry(qp)?.client = Some(memory);
                 Ok(Answer::Done)
             }
             Command::AddQpnUnit(unit) => {
-                if self.qps.add_unit(unit) {
-                    Ok(Answer::Done)
-                } else {
-                    Err(ControlError::Taken("QPNs"))
-                }
+                let is_free = self.qps.add_unit(unit);
+                is_free.then_some(Answer::Done).ok_or(ControlError::Taken("QPNs"))
             }
             Command::RouteGsi(qp, routes) => self.route_gsi(qp, *routes).map(|()| Answer::Done),
             Command::SetCongestion(config) => {
@@ -74,30 +61,9 @@ impl Nic {
                 Ok(Answer::Done)
             }
             Command::SetGids(gids) => self.set_gids(now, gids),
-            Command::QueryQp(qp) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.qp.pacing_mut().evaluate(now);
-                let status = entry.status();
-                // The rate may have risen, so held packets may be due earlier.
-                if status.control.is_some() {
-                    self.mark_changed(qp);
-                }
-                Ok(Answer::QpStatus(Box::new(status)))
-            }
-            Command::QueryLog(qp) => {
-                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                Ok(Answer::QpLog(entry.log.records()))
-            }
-            Command::ExamineQp(qp, asks) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                // A QP that waits for copies neither asks nor hears.
-                let has_received = std::mem::take(&mut entry.has_received) || entry.parked.is_some();
-                entry.has_probed = asks && !has_received && entry.qp.probe_peer();
-                if entry.has_probed {
-                    self.scheduler.mark_changed(&mut entry.schedule);
-                }
-                Ok(Answer::Heard(has_received))
-            }
+            Command::QueryQp(qp) => self.query_qp(now, qp),
+            Command::QueryLog(qp) => Ok(Answer::QpLog(self.qp_entry(qp)?.log.records())),
+            Command::ExamineQp(qp, probes) => self.examine_qp(qp, probes),
             Command::DestroyQp(qp) => self.destroy_qp(qp),
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),
             Command::DestroyAh(ah) => {
@@ -113,6 +79,53 @@ impl Nic {
             Command::Memory(command) => self.execute_with_memory(*command),
             Command::CreatePrepared(command, _) => self.execute_with_memory(*command),
         }
+    }
+
+    /// Returns the entry of a QP.
+    ///
+    /// # Errors
+    /// If there is no such QP.
+    fn qp_entry(&mut self, qp: QpIndex) -> Result<&mut QpEntry, ControlError> {
+        self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))
+    }
+
+    fn set_qp_control(
+        &mut self,
+        now: Nanos,
+        qp: QpIndex,
+        settings: Option<Box<Settings>>,
+    ) -> Result<Answer, ControlError> {
+        self.qp_entry(qp)?.own_control = settings;
+        self.apply_control(now, qp);
+        Ok(Answer::Done)
+    }
+
+    fn share_rate(&mut self, now: Nanos, qp: QpIndex, share: SharedRate) -> Result<Answer, ControlError> {
+        self.qp_entry(qp)?.share = Some(share);
+        self.apply_control(now, qp);
+        Ok(Answer::Done)
+    }
+
+    fn query_qp(&mut self, now: Nanos, qp: QpIndex) -> Result<Answer, ControlError> {
+        let entry = self.qp_entry(qp)?;
+        entry.qp.pacing_mut().evaluate(now);
+        let status = entry.status();
+        // The rate may have risen, so held packets may be due earlier.
+        if status.control.is_some() {
+            self.mark_changed(qp);
+        }
+        Ok(Answer::QpStatus(Box::new(status)))
+    }
+
+    fn examine_qp(&mut self, qp: QpIndex, probes: bool) -> Result<Answer, ControlError> {
+        let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+        // A QP that waits for copies neither asks nor hears.
+        let has_received = std::mem::take(&mut entry.has_received) || entry.parked.is_some();
+        entry.has_probed = probes && !has_received && entry.qp.probe_peer();
+        if entry.has_probed {
+            self.scheduler.mark_changed(&mut entry.schedule);
+        }
+        Ok(Answer::Heard(has_received))
     }
 
     /// Checks that no other object here uses an object, which is to be removed.
