@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{ClientChange, Config, Daemon, DaemonError, Quota, Users};
-use requests::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
+use requests::{alloc_fast, create_counted_cq, create_cq, create_qp, each_request, receives_at, resize_cq};
 use roxie::host::{Device, DeviceConfig, Drive};
 use roxie::remote::link::Link;
 use roxie::remote::message::{
@@ -36,7 +36,6 @@ use roxie::remote::message::{
 };
 use roxie::remote::name_of;
 use roxie_base::descriptors::send;
-use roxie_base::flow::{RxHash, RxHashFields};
 use roxie_base::random::splitmix;
 use roxie_base::threads::lock;
 use roxie_base::time::Nanos;
@@ -44,8 +43,7 @@ use roxie_nic::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use roxie_nic::shared::remote_memory::RemoteMemory;
 use roxie_nic::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
 use roxie_nic::verbs::{
-    Access, CqIndex, Gid, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit,
-    XrcdId,
+    Access, CqIndex, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, SrqInit,
 };
 
 /// More time than any test step takes.
@@ -427,49 +425,11 @@ fn corrupted_questions_are_answered() {
     let nic = nic(Quota::default());
     let (victim, _, _, victims) = settled(&nic);
     let (mut client, pd, cq, qp) = settled(&nic);
-    let init = QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true };
-    let attr = QpAttr { state: Some(QpState::Init), pkey_index: Some(0), port: Some(1), ..QpAttr::default() };
-    let memory = Memory::At { address: 0x1000, length: 64, on_demand: false };
-    let requests = || {
-        [
-            Request::Command(Command::AllocPd),
-            Request::Command(Command::ModifyQp(qp, Box::new(attr))),
-            Request::Command(Command::QueryQp(qp)),
-            Request::Command(Command::CreateXrcTarget(XrcdId(0))),
-            Request::Command(Command::CreateRssQp(
-                pd,
-                Box::new(Rss {
-                    hash: RxHash { key: [1; 40], fields: RxHashFields::empty() },
-                    table: vec![qp, qp],
-                }),
-            )),
-            Request::Command(Command::AttachMulticast(qp, Gid([0xff; 16]))),
-            Request::Memory(MemoryCommand::RegisterMemory {
-                pd,
-                access: Access::LOCAL_WRITE,
-                start: 0x1000,
-                memory,
-            }),
-            alloc_fast(pd, memory, place(3000), 8),
-            create_cq(place(512), 8),
-            resize_cq(cq, place(512), 8),
-            Request::Memory(MemoryCommand::CreateSrq {
-                pd,
-                init: SrqInit::default(),
-                ring: Receives { place: place(2048), capacity: 4, max_sge: 1 },
-            }),
-            create_qp(pd, (cq, cq), init, place(1024), ReceiveSource::Own(receives_at(place(2048)))),
-            Request::Services(vec![(7, None), (8, Some([192, 0, 2, 1].into()))]),
-            Request::Arena { words: 64 },
-            Request::TakeUnit(9),
-            Request::Snapshot,
-        ]
-    };
     let mut state = 3u64;
     let mut random = |below: usize| splitmix(&mut state) as usize % below;
     let (mut answers, mut ends) = (0, 0);
     for _ in 0..ROUNDS {
-        let requests = requests();
+        let requests = each_request(pd, cq, qp);
         let mut bytes = postcard::to_stdvec(&requests[random(requests.len())]).expect("a message");
         for _ in 0..=random(2) {
             let (at, bit) = (random(bytes.len()), random(8));
