@@ -75,6 +75,22 @@ const NOT_SERVED: &[(u32, &str)] = &[
     (mask::IBV_QP_CAP, "cap: queues keep the size that they were made with"),
 ];
 
+/// Checks that the device supports all attributes of a mask.
+fn check_mask(call: &'static str, given: u32) -> Result<(), Errno> {
+    const ALL: u32 = ((mask::IBV_QP_DEST_QPN << 1) - 1) | mask::IBV_QP_RATE_LIMIT;
+    if let Some((_, why)) = NOT_SERVED.iter().find(|(bit, _)| given & bit != 0) {
+        return refuse(call, libc::EOPNOTSUPP, why);
+    }
+    if given & !ALL != 0 {
+        return refuse(
+            call,
+            libc::EINVAL,
+            format_args!("attr_mask {given:#x}: bits {:#x} are unknown", given & !ALL),
+        );
+    }
+    Ok(())
+}
+
 /// Removes attributes from the mask that this end of an XRC connection does not have, as the kernel does. Programs set
 /// the attributes of one end at both (`uverbs_cmd.c`, `modify_qp_mask`).
 pub(crate) fn without_the_other_ends(kind: QpType, given: u32) -> u32 {
@@ -97,20 +113,10 @@ pub(crate) unsafe fn read(
     attr: *const ibv_qp_attr,
     given: u32,
 ) -> Result<QpAttr, Errno> {
-    const ALL: u32 = ((mask::IBV_QP_DEST_QPN << 1) - 1) | mask::IBV_QP_RATE_LIMIT;
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    if let Some((_, why)) = NOT_SERVED.iter().find(|(bit, _)| given & bit != 0) {
-        return refuse(call, libc::EOPNOTSUPP, why);
-    }
-    if given & !ALL != 0 {
-        return refuse(
-            call,
-            libc::EINVAL,
-            format_args!("attr_mask {given:#x}: bits {:#x} are unknown", given & !ALL),
-        );
-    }
+    check_mask(call, given)?;
     let has = |bit: u32| given & bit != 0;
     let state = |name: &str, code: u32| match QpState::from_code(code) {
         Some(state) => Ok(Some(state)),
