@@ -241,32 +241,54 @@ fn windows(site: &Site, place: &Path, score: &Score, minutes: u64) {
     score.stop.store(true, Relaxed);
 }
 
+/// Runs as a program of a client, if the words say so. Returns true in that case.
+fn is_program(words: &[&str]) -> bool {
+    let [role, interface, millis] = words else { return false };
+    let Ok(millis) = millis.parse() else { return false };
+    let time = Duration::from_millis(millis);
+    match *role {
+        "--hostile" => hostile::program(interface, time),
+        "--stranger" => hostile::without_permission(interface, time),
+        "--snapshots" => hostile::snapshots(interface, time),
+        _ => compute(time),
+    }
+    true
+}
+
+/// Returns the minutes, and the names of the attacks that are to be measured instead. `None`: the words are wrong.
+fn options<'a>(words: &'a [&'a str]) -> Option<(u64, Option<&'a [&'a str]>)> {
+    let (minutes, rest) = match words {
+        ["--minutes", minutes, rest @ ..] => (minutes.parse().ok()?, rest),
+        rest => (2, rest),
+    };
+    let names = match rest {
+        [] => return Some((minutes, None)),
+        ["--attacks", names @ ..] => names,
+        _ => return None,
+    };
+    let is_known = |name: &&str| attacks::ATTACKS.iter().any(|(known, _)| known == name);
+    names.iter().all(is_known).then_some((minutes, Some(names)))
+}
+
+/// Copies the programs to a folder of their own: other users may not have access to the build folder.
+fn programs_for_all() -> tempfile::TempDir {
+    let place = tempfile::tempdir().expect("a folder");
+    for name in ["roxie", "libibverbs.so.1"] {
+        fs::copy(folder().join(name), place.path().join(name)).expect("it was built");
+    }
+    fs::copy(std::env::current_exe().expect("this one"), place.path().join("tenants")).expect("a copy");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(place.path(), open).expect("its own");
+    place
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    if let [role, interface, millis] = words[..]
-        && let Ok(millis) = millis.parse()
-    {
-        let time = Duration::from_millis(millis);
-        match role {
-            "--hostile" => hostile::program(interface, time),
-            "--stranger" => hostile::without_permission(interface, time),
-            "--snapshots" => hostile::snapshots(interface, time),
-            _ => compute(time),
-        }
+    if is_program(&words) {
         return ExitCode::SUCCESS;
     }
-    let (minutes, rest) = match &words[..] {
-        ["--minutes", minutes, rest @ ..] => (minutes.parse::<u64>().ok(), rest),
-        rest => (Some(2), rest),
-    };
-    let attacks = match rest {
-        [] => None,
-        ["--attacks", names @ ..] => Some(names),
-        _ => Some(&["unknown"][..]),
-    };
-    let is_unknown = |name: &&str| !attacks::ATTACKS.iter().any(|(known, _)| known == name);
-    let Some(minutes) = minutes.filter(|_| !attacks.is_some_and(|names| names.iter().any(is_unknown))) else {
+    let Some((minutes, attacks)) = options(&words) else {
         let known = attacks::ATTACKS.map(|(name, what)| format!("  {name:10} {what}\n")).concat();
         eprint!(
             "usage: cargo bench -p roxie-cli --bench tenants [-- [--minutes NUMBER] [--attacks [NAME…]]]\n{known}"
@@ -276,14 +298,7 @@ fn main() -> ExitCode {
     if skip("tenants", &["rping", "ib_send_lat", "setpriv"]) {
         return ExitCode::from(77);
     }
-    let place = tempfile::tempdir().expect("a folder");
-    for name in ["roxie", "libibverbs.so.1"] {
-        // Other users may not have access to the build folder.
-        fs::copy(folder().join(name), place.path().join(name)).expect("it was built");
-    }
-    fs::copy(std::env::current_exe().expect("this one"), place.path().join("tenants")).expect("a copy");
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(place.path(), open).expect("its own");
+    let place = programs_for_all();
     let users = [HONEST[0], HONEST[1], HOSTILE].into_iter().chain(attacks::users());
     let users: Vec<String> = users.map(|uid| uid.to_string()).collect();
     let options: Vec<&str> =
