@@ -205,33 +205,7 @@ impl Swarm {
                     act(at + later * 10_000 + 2_000, Action::Grant(way, kind));
                 }
             }
-            Focus::Reanswered => {
-                let long = spec.mtu.bytes() as u32 * 4;
-                for _ in 0..3 {
-                    let requests = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
-                    let (opcode, length) = rng.pick(&requests);
-                    act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
-                }
-                use WrOpcode::{AtomicWrite, CompareSwap, Flush, Send, Write};
-                for _ in 0..4 {
-                    let opcode = rng.pick(&[Flush, Flush, AtomicWrite, CompareSwap, Write, Send]);
-                    let length = match opcode {
-                        Flush => 0,
-                        AtomicWrite | CompareSwap => 8,
-                        _ => rng.pick(&[8, long]),
-                    };
-                    // Some requests arrive before the peer is ready.
-                    let at = at + rng.pick(&[0, 0, 8_000, 20_000]);
-                    act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
-                }
-                let again = at + 1_000 * rng.pick(&[3, 6, 15]);
-                act(again, Action::Connect { channel, again: false });
-                let first = Place { channel, end: 0 };
-                if rng.one_in(2) {
-                    act(again + 1_000, Action::Drain(first));
-                    act(again + spec.slow.0 + 1_000, Action::Drain(first));
-                }
-            }
+            Focus::Reanswered => self.aim_at_answers(at, channel, spec, actions),
             Focus::NotReady => {
                 let remote = Place { channel, end: spec.ends.len() - 1 };
                 act(at, Action::Sleep(remote, Nanos(1_000 * rng.pick(&[200, 1_000]))));
@@ -247,6 +221,36 @@ impl Swarm {
                 }
             }
             Focus::Shared => self.aim_at_shared(at, place, spec, actions),
+        }
+    }
+
+    fn aim_at_answers(&mut self, at: u64, channel: usize, spec: &Channel, actions: &mut Vec<Timed>) {
+        let rng = &mut self.rng;
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        let long = spec.mtu.bytes() as u32 * 4;
+        for _ in 0..3 {
+            let requests = [(WrOpcode::Read, long), (WrOpcode::Read, 8), (WrOpcode::FetchAdd, 8)];
+            let (opcode, length) = rng.pick(&requests);
+            act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
+        }
+        use WrOpcode::{AtomicWrite, CompareSwap, Flush, Send, Write};
+        for _ in 0..4 {
+            let opcode = rng.pick(&[Flush, Flush, AtomicWrite, CompareSwap, Write, Send]);
+            let length = match opcode {
+                Flush => 0,
+                AtomicWrite | CompareSwap => 8,
+                _ => rng.pick(&[8, long]),
+            };
+            // Some requests arrive before the peer is ready.
+            let at = at + rng.pick(&[0, 0, 8_000, 20_000]);
+            act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
+        }
+        let again = at + 1_000 * rng.pick(&[3, 6, 15]);
+        act(again, Action::Connect { channel, again: false });
+        let first = Place { channel, end: 0 };
+        if rng.one_in(2) {
+            act(again + 1_000, Action::Drain(first));
+            act(again + spec.slow.0 + 1_000, Action::Drain(first));
         }
     }
 

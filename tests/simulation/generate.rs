@@ -348,31 +348,7 @@ impl Swarm {
         let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
         let again = Action::Connect { channel, again: rng.one_in(2) };
         match kind {
-            0 => {
-                act(at, Action::Restart(host));
-                act(later, again);
-            }
-            1 => {
-                let mtu = rng.pick(&[4200, 1500, 600, 360]);
-                act(at, Action::LinkMtu(host, mtu.min(hosts.link_mtu)));
-                act(later, again);
-            }
-            2 => act(at, Action::Move(host, Nanos(1000 * rng.pick(&[0, 50, 2_000])))),
-            3 => {
-                act(at, Action::Readdress(host));
-                act(later, again);
-            }
-            4 => {
-                act(at, Action::PortDown(host));
-                // Sometimes longer than any peer retries.
-                match rng.one_in(4) {
-                    true => {
-                        act(at + 400_000_000, Action::PortUp(host));
-                        act(at + 400_000_000, again);
-                    }
-                    false => act(later, Action::PortUp(host)),
-                }
-            }
+            0..5 => self.disturb_host(kind, [at, later], host, hosts.link_mtu, again, actions),
             5 => act(at, Action::Jump(Nanos::from_millis(rng.pick(&[1, 40, 70_000_000])))),
             6 => {
                 act(at, Action::Reset(place));
@@ -413,17 +389,7 @@ impl Swarm {
                 let place = SrqPlace { srq: rng.pick(&spec.srqs), host };
                 self.disturb_srq(kind, at, later, place, actions);
             }
-            _ => {
-                let kinds = [Grant::WindowOne, Grant::WindowTwo, Grant::FastRegion];
-                for at in [at / 4, at / 2] {
-                    act(at, Action::Grant(way, rng.pick(&kinds)));
-                    act((at + later) / 2, Action::Revoke(way));
-                    act(later, Action::Grant(way, rng.pick(&kinds)));
-                }
-                if kind == 13 {
-                    act(later, Action::FreeWindow(way));
-                }
-            }
+            _ => self.disturb_grants(kind, [at, later], way, actions),
         }
     }
 }
@@ -443,6 +409,62 @@ impl Swarm {
                 [Intrusion::Long, Intrusion::Spoof, Intrusion::Spoof, Intrusion::Notice, Intrusion::Unknown];
             let intrude = Action::Intrude(Place { channel, end }, rng.pick(&kinds), rng.below(1_000));
             actions.push(Timed { at: Nanos(rng.below(last) / 1_000 * 1_000), action: intrude });
+        }
+    }
+
+    /// Disturbs a host: its NIC, its address or its link.
+    fn disturb_host(
+        &mut self,
+        kind: u64,
+        [at, later]: [u64; 2],
+        host: usize,
+        link_mtu: usize,
+        again: Action,
+        actions: &mut Vec<Timed>,
+    ) {
+        let rng = &mut self.rng;
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        match kind {
+            0 => {
+                act(at, Action::Restart(host));
+                act(later, again);
+            }
+            1 => {
+                let mtu = rng.pick(&[4200, 1500, 600, 360]);
+                act(at, Action::LinkMtu(host, mtu.min(link_mtu)));
+                act(later, again);
+            }
+            2 => act(at, Action::Move(host, Nanos(1000 * rng.pick(&[0, 50, 2_000])))),
+            3 => {
+                act(at, Action::Readdress(host));
+                act(later, again);
+            }
+            _ => {
+                act(at, Action::PortDown(host));
+                // Sometimes longer than any peer retries.
+                match rng.one_in(4) {
+                    true => {
+                        act(at + 400_000_000, Action::PortUp(host));
+                        act(at + 400_000_000, again);
+                    }
+                    false => act(later, Action::PortUp(host)),
+                }
+            }
+        }
+    }
+
+    /// Grants and revokes rights by windows and fast registrations.
+    fn disturb_grants(&mut self, kind: u64, [at, later]: [u64; 2], way: Way, actions: &mut Vec<Timed>) {
+        let rng = &mut self.rng;
+        let mut act = |at: u64, action: Action| actions.push(Timed { at: Nanos(at), action });
+        let kinds = [Grant::WindowOne, Grant::WindowTwo, Grant::FastRegion];
+        for at in [at / 4, at / 2] {
+            act(at, Action::Grant(way, rng.pick(&kinds)));
+            act((at + later) / 2, Action::Revoke(way));
+            act(later, Action::Grant(way, rng.pick(&kinds)));
+        }
+        if kind == 13 {
+            act(later, Action::FreeWindow(way));
         }
     }
 

@@ -9,7 +9,7 @@ use roxie::cm::{
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, Psn, Qpn};
 use roxie::wire::ServiceId;
-use roxie::wire::cm::{Ari, CommId, Kind, PrivateData, RejReason, SidrStatus};
+use roxie::wire::cm::{Ari, CommId, Kind, PrivateData, Rej, RejReason, SidrStatus};
 use roxie::wire::service_id::RDMA_UDP_QKEY;
 
 use super::truth::{Acceptance, Truth};
@@ -362,22 +362,8 @@ impl Consumer {
                 truth.passive_established(number);
                 self.connected(id, random, climate);
             }
-            Event::Rejected { reject, .. } => {
-                let c = self.end(id, &[Phase::Asked, Phase::Replied, Phase::Offered, Phase::Accepted]);
-                match c.phase {
-                    Phase::Asked | Phase::Replied => truth.active_rejected(c.number, &reject),
-                    _ => truth.passive_rejected(c.number, &reject),
-                }
-            }
-            Event::Unreachable { unanswered, .. } => {
-                let (phase, active) = match unanswered {
-                    Kind::Req => (Phase::Asked, true),
-                    Kind::Rep => (Phase::Accepted, false),
-                    _ => (Phase::Resolving, true),
-                };
-                let c = self.end(id, &[phase]);
-                truth.unreachable(c.number, active, unanswered != Kind::SidrReq);
-            }
+            Event::Rejected { reject, .. } => self.rejected(id, &reject, truth),
+            Event::Unreachable { unanswered, .. } => self.unreachable(id, unanswered, truth),
             Event::DisconnectRequested { .. } => {
                 let number = self.expect(id, &[Phase::Accepted, Phase::Connected, Phase::Replied]);
                 truth.end_requested(number, self.connections[&id].phase == Phase::Accepted);
@@ -398,6 +384,24 @@ impl Consumer {
                 }
             }
         }
+    }
+
+    fn rejected(&mut self, id: CommId, reject: &Rej, truth: &mut Truth) {
+        let c = self.end(id, &[Phase::Asked, Phase::Replied, Phase::Offered, Phase::Accepted]);
+        match c.phase {
+            Phase::Asked | Phase::Replied => truth.active_rejected(c.number, reject),
+            _ => truth.passive_rejected(c.number, reject),
+        }
+    }
+
+    fn unreachable(&mut self, id: CommId, unanswered: Kind, truth: &mut Truth) {
+        let (phase, active) = match unanswered {
+            Kind::Req => (Phase::Asked, true),
+            Kind::Rep => (Phase::Accepted, false),
+            _ => (Phase::Resolving, true),
+        };
+        let c = self.end(id, &[phase]);
+        truth.unreachable(c.number, active, unanswered != Kind::SidrReq);
     }
 
     /// Records an attempt that a peer has begun.
