@@ -65,14 +65,22 @@ fn with(setup: Setup, row: Row) -> Row {
 }
 
 pub(crate) fn all() -> Vec<Row> {
-    [invalid_requests(), access_errors(), receives(), local_errors(), exhaustion()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        invalid_requests(),
+        path_mtus(),
+        ranges(),
+        rights(),
+        receives(),
+        local_errors(),
+        losses(),
+        unready_peers(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn invalid_requests() -> Vec<Row> {
-    let unequal = |requester, responder| Setup { path_mtu: [requester, responder], ..Setup::default() };
     let no_reads = Setup { qp_access: Access::LOCAL_WRITE | Access::REMOTE_WRITE, ..Setup::default() };
     vec![
         row(
@@ -114,6 +122,12 @@ fn invalid_requests() -> Vec<Row> {
                 REFUSED,
             ),
         ),
+    ]
+}
+
+fn path_mtus() -> Vec<Row> {
+    let unequal = |requester, responder| Setup { path_mtu: [requester, responder], ..Setup::default() };
+    vec![
         with(
             unequal(Mtu::Mtu1024, Mtu::Mtu256),
             row(
@@ -144,9 +158,8 @@ fn invalid_requests() -> Vec<Row> {
     ]
 }
 
-fn access_errors() -> Vec<Row> {
-    let every = Access::READ_WRITE | Access::FLUSH_GLOBAL;
-    let flush_not_granted = Setup { qp_access: every, ..Setup::default() };
+/// Keys that are none, and ranges outside the region of a key.
+fn ranges() -> Vec<Row> {
     vec![
         row(
             "a WRITE under a key that is none",
@@ -202,6 +215,14 @@ fn access_errors() -> Vec<Row> {
             },
             DENIED,
         ),
+    ]
+}
+
+/// Rights that a region does not grant.
+fn rights() -> Vec<Row> {
+    let every = Access::READ_WRITE | Access::FLUSH_GLOBAL;
+    let flush_not_granted = Setup { qp_access: every, ..Setup::default() };
+    vec![
         row(
             "a WRITE to a region that grants none",
             "9.7.4.1.5",
@@ -374,9 +395,9 @@ fn local_errors() -> Vec<Row> {
     ]
 }
 
-/// Bytes 0 to 4 belong to the good request, 16 to 24 to the middle one, 8 to 12 to the last one, which arrives as well
-/// if only responses are lost.
-fn exhaustion() -> Vec<Row> {
+/// Packets that are lost until the retries are over. Bytes 0 to 4 belong to the good request, 16 to 24 to the middle
+/// one, 8 to 12 to the last one, which arrives as well if only responses are lost.
+fn losses() -> Vec<Row> {
     let arrived = Expect { written: &[(0, 4), (8, 12), (16, 24)], ..SILENCE };
     vec![
         row(
@@ -441,6 +462,12 @@ fn exhaustion() -> Vec<Row> {
                 ..SILENCE
             },
         ),
+    ]
+}
+
+/// Peers that are not ready until the retries are over.
+fn unready_peers() -> Vec<Row> {
+    vec![
         row(
             "a peer whose QP has gone to the error state",
             "9.7.6.1.3",

@@ -148,6 +148,85 @@ fn unchanged(_: &mut Reth) {}
 /// A name, and a change that makes the RETH invalid.
 type Change = (&'static str, fn(&mut Reth));
 
+const INVALID: &[Case] = &[
+    ("MIDDLE without FIRST", |_| vec![(Opcode::RC_SEND_MIDDLE, Ext::None, vec![1; MTU])]),
+    ("LAST without FIRST", |_| vec![(Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4])]),
+    ("FIRST shorter than the MTU", |_| vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU - 4])]),
+    ("ONLY longer than the MTU", |_| vec![(Opcode::RC_SEND_ONLY, Ext::None, vec![0; MTU + 4])]),
+    ("LAST without a byte", |s| {
+        vec![
+            (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
+            (Opcode::RC_WRITE_LAST, Ext::None, vec![]),
+        ]
+    }),
+    ("LAST of a SEND without a byte", |s| {
+        s.receive(1, 0, 1000);
+        vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]), (Opcode::RC_SEND_LAST, Ext::None, vec![])]
+    }),
+    ("LAST longer than the MTU", |s| {
+        s.receive(1, 0, 1000);
+        vec![
+            (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
+            (Opcode::RC_SEND_LAST, Ext::None, vec![0; MTU + 4]),
+        ]
+    }),
+    ("FIRST in the middle of a message", |s| {
+        vec![
+            (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
+            (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
+        ]
+    }),
+    ("a SEND goes on where a WRITE began", |s| {
+        vec![
+            (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
+            (Opcode::RC_SEND_LAST, Ext::None, vec![1; 44]),
+        ]
+    }),
+    ("a SEND begins where a SEND goes on", |s| {
+        s.receive(1, 0, 1000);
+        vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]), (Opcode::RC_SEND_ONLY, Ext::None, vec![1; 4])]
+    }),
+    ("a WRITE goes on where a SEND began", |s| {
+        s.receive(1, 0, 1000);
+        vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]), (Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4])]
+    }),
+    ("a READ in the middle of a message", |s| {
+        vec![
+            (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
+            (Opcode::RC_READ_REQUEST, reth_at(s, 0, 4, unchanged), vec![]),
+        ]
+    }),
+    ("a WRITE that ends before its length", |s| {
+        vec![
+            (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
+            (Opcode::RC_WRITE_LAST, Ext::None, vec![1; 40]),
+        ]
+    }),
+    ("a WRITE that goes beyond its length", |s| {
+        vec![(Opcode::RC_WRITE_ONLY, reth_at(s, 0, 4, unchanged), vec![1; 5])]
+    }),
+    ("a WRITE that is complete and not at its end", |s| {
+        vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 256, unchanged), vec![1; MTU])]
+    }),
+    ("a READ beyond 2^31", |s| {
+        let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
+        vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 0, change), vec![])]
+    }),
+    ("a WRITE beyond 2^31", |s| {
+        let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
+        vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 0, change), vec![1; MTU])]
+    }),
+    ("a READ with payload", |s| vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 4, unchanged), vec![1; 4])]),
+    ("an atomic with payload", |s| {
+        let eth = AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
+        vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![1; 4])]
+    }),
+    ("a misaligned atomic", |s| {
+        let eth = AtomicEth { va: s.memory.address + 4, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
+        vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![])]
+    }),
+];
+
 //= test: IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted, atomic-is-aligned
 //= test: IBTA 9.7.4.1.6: first-and-middle-are-full, only-fits-the-path-mtu, last-is-not-empty
 //= test: IBTA 9.7.4.1.6: read-and-atomic-requests-are-empty, write-is-as-long-as-it-said, reth-is-2-to-the-31-at-most
@@ -156,91 +235,7 @@ type Change = (&'static str, fn(&mut Reth));
 //= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
 fn invalid_requests_are_refused_as_invalid() {
-    let cases: &[Case] = &[
-        ("MIDDLE without FIRST", |_| vec![(Opcode::RC_SEND_MIDDLE, Ext::None, vec![1; MTU])]),
-        ("LAST without FIRST", |_| vec![(Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4])]),
-        ("FIRST shorter than the MTU", |_| vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU - 4])]),
-        ("ONLY longer than the MTU", |_| vec![(Opcode::RC_SEND_ONLY, Ext::None, vec![0; MTU + 4])]),
-        ("LAST without a byte", |s| {
-            vec![
-                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
-                (Opcode::RC_WRITE_LAST, Ext::None, vec![]),
-            ]
-        }),
-        ("LAST of a SEND without a byte", |s| {
-            s.receive(1, 0, 1000);
-            vec![(Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]), (Opcode::RC_SEND_LAST, Ext::None, vec![])]
-        }),
-        ("LAST longer than the MTU", |s| {
-            s.receive(1, 0, 1000);
-            vec![
-                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
-                (Opcode::RC_SEND_LAST, Ext::None, vec![0; MTU + 4]),
-            ]
-        }),
-        ("FIRST in the middle of a message", |s| {
-            vec![
-                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
-                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
-            ]
-        }),
-        ("a SEND goes on where a WRITE began", |s| {
-            vec![
-                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
-                (Opcode::RC_SEND_LAST, Ext::None, vec![1; 44]),
-            ]
-        }),
-        ("a SEND begins where a SEND goes on", |s| {
-            s.receive(1, 0, 1000);
-            vec![
-                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
-                (Opcode::RC_SEND_ONLY, Ext::None, vec![1; 4]),
-            ]
-        }),
-        ("a WRITE goes on where a SEND began", |s| {
-            s.receive(1, 0, 1000);
-            vec![
-                (Opcode::RC_SEND_FIRST, Ext::None, vec![0; MTU]),
-                (Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4]),
-            ]
-        }),
-        ("a READ in the middle of a message", |s| {
-            vec![
-                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
-                (Opcode::RC_READ_REQUEST, reth_at(s, 0, 4, unchanged), vec![]),
-            ]
-        }),
-        ("a WRITE that ends before its length", |s| {
-            vec![
-                (Opcode::RC_WRITE_FIRST, reth_at(s, 0, 300, unchanged), vec![0; MTU]),
-                (Opcode::RC_WRITE_LAST, Ext::None, vec![1; 40]),
-            ]
-        }),
-        ("a WRITE that goes beyond its length", |s| {
-            vec![(Opcode::RC_WRITE_ONLY, reth_at(s, 0, 4, unchanged), vec![1; 5])]
-        }),
-        ("a WRITE that is complete and not at its end", |s| {
-            vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 256, unchanged), vec![1; MTU])]
-        }),
-        ("a READ beyond 2^31", |s| {
-            let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
-            vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 0, change), vec![])]
-        }),
-        ("a WRITE beyond 2^31", |s| {
-            let change = |r: &mut Reth| r.dma_len = (1 << 31) + 1;
-            vec![(Opcode::RC_WRITE_FIRST, reth_at(s, 0, 0, change), vec![1; MTU])]
-        }),
-        ("a READ with payload", |s| vec![(Opcode::RC_READ_REQUEST, reth_at(s, 0, 4, unchanged), vec![1; 4])]),
-        ("an atomic with payload", |s| {
-            let eth = AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
-            vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![1; 4])]
-        }),
-        ("a misaligned atomic", |s| {
-            let eth = AtomicEth { va: s.memory.address + 4, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
-            vec![(Opcode::RC_FETCH_ADD, Ext::Atomic(eth), vec![])]
-        }),
-    ];
-    for (what, script) in cases {
+    for (what, script) in INVALID {
         let mut stage = Stage::new();
         let script = script(&stage);
         let last = script.len() as u32 - 1;
