@@ -121,86 +121,79 @@ const ROUTING: (u8, &[u8]) =
 const WHOLE_FRAGMENT: (u8, &[u8]) = (44, &[0, 0, 0, 0, 0, 0, 5]);
 
 /// Builds the frame with an index.
-type Make<'a> = &'a dyn Fn(usize) -> Vec<u8>;
+type Make = fn(usize) -> Vec<u8>;
+
+/// The layers around a packet, and a frame with them.
+const LAYERS: &[(&str, Make)] = &[
+    ("", inner),
+    ("VXLAN vni 42", |i| datagram(4789, &[8, 0, 0, 0, 0, 0, 42, 0], &inner(i))),
+    ("VXLAN vni 42", |i| datagram(8472, &[8, 0, 0, 0, 0, 0, 42, 0], &inner(i))),
+    ("VXLAN vni 42", |i| {
+        ethernet(IPV6, &ipv6(17, &udp(4789, &[&[8, 0, 0, 0, 0, 0, 42, 0][..], &inner(i)].concat())))
+    }),
+    ("VXLAN-GPE vni 7", |i| datagram(4790, &[0xc, 0, 0, 1, 0, 0, 7, 0], &inner(i)[14..])),
+    ("VXLAN-GPE vni 7", |i| datagram(4790, &[0xc, 0, 0, 3, 0, 0, 7, 0], &inner(i))),
+    ("GENEVE vni 43", |i| datagram(6081, &[0, 0, 0x65, 0x58, 0, 0, 43, 0], &inner(i))),
+    ("GENEVE vni 43", |i| {
+        datagram(6081, &[2, 0, 8, 0, 0, 0, 43, 0, 1, 2, 3, 1, 0, 0, 0, 0], &inner(i)[14..])
+    }),
+    ("GRE", |i| gre(0, IPV4, &[], &inner(i)[14..])),
+    ("GRE", |i| gre(0, IPV6, &[], &over_ipv6(i)[14..])),
+    ("GRE", |i| gre(0, BRIDGED, &[], &inner(i))),
+    ("GRE key 513", |i| gre(0x2000, BRIDGED, &[0, 0, 2, 1], &inner(i))),
+    ("GRE key 9", |i| gre(0xb000, IPV4, &[0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1], &inner(i)[14..])),
+    ("GRE", |i| datagram(4754, &[0, 0, 8, 0], &inner(i)[14..])),
+    ("GRE, ERSPAN", |i| gre(0, 0x88be, &[], &inner(i))),
+    ("GRE, ERSPAN session 5", |i| gre(0x1000, 0x88be, &[0, 0, 0, 1, 0x10, 1, 0, 5, 0, 0, 0, 0], &inner(i))),
+    ("GRE, ERSPAN session 6", |i| {
+        gre(0x1000, 0x22eb, &[0, 0, 0, 1, 0x20, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0], &inner(i))
+    }),
+    ("GRE, ERSPAN session 6", |i| {
+        let header = [0, 0, 0, 1, 0x20, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        gre(0x1000, 0x22eb, &header, &inner(i))
+    }),
+    ("MPLS label 16, MPLS label 17", |i| {
+        ethernet(0x8847, &[&[0, 1, 0, 64, 0, 1, 0x11, 64][..], &inner(i)[14..]].concat())
+    }),
+    ("MPLS label 17", |i| ethernet(0x8847, &[&[0, 1, 0x11, 64][..], &over_ipv6(i)[14..]].concat())),
+    ("MPLS label 17", |i| ethernet(0x8847, &[&[0, 1, 0x11, 64, 0, 0, 0, 0][..], &inner(i)].concat())),
+    ("MPLS label 17", |i| ethernet(0x8848, &[&[0, 1, 0x11, 64][..], &inner(i)].concat())),
+    ("GRE, MPLS label 17", |i| gre(0, 0x8847, &[0, 1, 0x11, 64], &inner(i)[14..])),
+    ("MPLS label 17", |i| datagram(6635, &[0, 1, 0x11, 64], &inner(i)[14..])),
+    ("MPLS label 17", |i| ethernet(IPV4, &ipv4(137, 0, &[&[0, 1, 0x11, 64][..], &inner(i)[14..]].concat()))),
+    ("VLAN vlan 10", |i| tagged(&[0x88a8, 0x8100, 0x8100], &inner(i))),
+    ("VLAN vlan 10, VLAN vlan 11", |i| tagged(&[0x8100, 0x8100, 0x8100, 0x8100], &inner(i))),
+    ("", |i| tagged(&[0x9100, 0x8100], &inner(i))),
+    ("VLAN vlan 10", |i| tagged(&[0x9100, 0x9100, 0x8100], &inner(i))),
+    ("IP-in-IP", |i| ethernet(IPV4, &ipv4(4, 0, &inner(i)[14..]))),
+    ("IPv6-in-IP", |i| ethernet(IPV4, &ipv4(41, 0, &over_ipv6(i)[14..]))),
+    ("IP-in-IP", |i| ethernet(IPV6, &ipv6(4, &inner(i)[14..]))),
+    ("IPv6-in-IP", |i| ethernet(IPV6, &ipv6(41, &over_ipv6(i)[14..]))),
+    ("EtherIP", |i| ethernet(IPV4, &ipv4(97, 0, &[&[0x30, 0][..], &inner(i)].concat()))),
+    ("PPPoE session 3", |i| {
+        let content = inner(i)[14..].to_vec();
+        let len = (content.len() as u16 + 2).to_be_bytes();
+        ethernet(0x8864, &[&[0x11, 0, 0, 3, len[0], len[1], 0, 0x21][..], &content].concat())
+    }),
+    ("PBB isid 300", |i| ethernet(0x88e7, &[&[0, 0, 1, 44][..], &inner(i)].concat())),
+    ("E-TAG", |i| ethernet(0x893f, &[&[0; 6][..], &inner(i)[12..]].concat())),
+    ("IPv6 hop-by-hop options", |i| extended(&over_ipv6(i), &[OPTIONS])),
+    ("IPv6 destination options", |i| extended(&over_ipv6(i), &[DESTINATION])),
+    ("IPv6 routing header", |i| extended(&over_ipv6(i), &[ROUTING])),
+    ("IPv6 fragment header", |i| extended(&over_ipv6(i), &[WHOLE_FRAGMENT])),
+    ("IPv6 hop-by-hop options, IPv6 destination options, IPv6 routing header, IPv6 fragment header", |i| {
+        extended(&over_ipv6(i), &[OPTIONS, DESTINATION, ROUTING, WHOLE_FRAGMENT])
+    }),
+    ("VXLAN vni 1, GENEVE vni 2, GRE", |i| {
+        let gre = gre(0, BRIDGED, &[], &inner(i));
+        let geneve = datagram(6081, &[0, 0, 0x65, 0x58, 0, 0, 2, 0], &gre);
+        datagram(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &tagged(&[0x8100], &geneve))
+    }),
+];
 
 /// Returns frames that carry the packet with their index as PSN, and the layers around it.
 fn cases() -> Vec<(Vec<u8>, &'static str)> {
-    let mut all: Vec<(Vec<u8>, &'static str)> = Vec::new();
-    let makers: &[(&'static str, Make<'_>)] = &[
-        ("", &inner),
-        ("VXLAN vni 42", &|i| datagram(4789, &[8, 0, 0, 0, 0, 0, 42, 0], &inner(i))),
-        ("VXLAN vni 42", &|i| datagram(8472, &[8, 0, 0, 0, 0, 0, 42, 0], &inner(i))),
-        ("VXLAN vni 42", &|i| {
-            ethernet(IPV6, &ipv6(17, &udp(4789, &[&[8, 0, 0, 0, 0, 0, 42, 0][..], &inner(i)].concat())))
-        }),
-        ("VXLAN-GPE vni 7", &|i| datagram(4790, &[0xc, 0, 0, 1, 0, 0, 7, 0], &inner(i)[14..])),
-        ("VXLAN-GPE vni 7", &|i| datagram(4790, &[0xc, 0, 0, 3, 0, 0, 7, 0], &inner(i))),
-        ("GENEVE vni 43", &|i| datagram(6081, &[0, 0, 0x65, 0x58, 0, 0, 43, 0], &inner(i))),
-        ("GENEVE vni 43", &|i| {
-            datagram(6081, &[2, 0, 8, 0, 0, 0, 43, 0, 1, 2, 3, 1, 0, 0, 0, 0], &inner(i)[14..])
-        }),
-        ("GRE", &|i| gre(0, IPV4, &[], &inner(i)[14..])),
-        ("GRE", &|i| gre(0, IPV6, &[], &over_ipv6(i)[14..])),
-        ("GRE", &|i| gre(0, BRIDGED, &[], &inner(i))),
-        ("GRE key 513", &|i| gre(0x2000, BRIDGED, &[0, 0, 2, 1], &inner(i))),
-        ("GRE key 9", &|i| gre(0xb000, IPV4, &[0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1], &inner(i)[14..])),
-        ("GRE", &|i| datagram(4754, &[0, 0, 8, 0], &inner(i)[14..])),
-        ("GRE, ERSPAN", &|i| gre(0, 0x88be, &[], &inner(i))),
-        ("GRE, ERSPAN session 5", &|i| {
-            gre(0x1000, 0x88be, &[0, 0, 0, 1, 0x10, 1, 0, 5, 0, 0, 0, 0], &inner(i))
-        }),
-        ("GRE, ERSPAN session 6", &|i| {
-            gre(0x1000, 0x22eb, &[0, 0, 0, 1, 0x20, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0], &inner(i))
-        }),
-        ("GRE, ERSPAN session 6", &|i| {
-            let header = [0, 0, 0, 1, 0x20, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
-            gre(0x1000, 0x22eb, &header, &inner(i))
-        }),
-        ("MPLS label 16, MPLS label 17", &|i| {
-            ethernet(0x8847, &[&[0, 1, 0, 64, 0, 1, 0x11, 64][..], &inner(i)[14..]].concat())
-        }),
-        ("MPLS label 17", &|i| ethernet(0x8847, &[&[0, 1, 0x11, 64][..], &over_ipv6(i)[14..]].concat())),
-        ("MPLS label 17", &|i| ethernet(0x8847, &[&[0, 1, 0x11, 64, 0, 0, 0, 0][..], &inner(i)].concat())),
-        ("MPLS label 17", &|i| ethernet(0x8848, &[&[0, 1, 0x11, 64][..], &inner(i)].concat())),
-        ("GRE, MPLS label 17", &|i| gre(0, 0x8847, &[0, 1, 0x11, 64], &inner(i)[14..])),
-        ("MPLS label 17", &|i| datagram(6635, &[0, 1, 0x11, 64], &inner(i)[14..])),
-        ("MPLS label 17", &|i| {
-            ethernet(IPV4, &ipv4(137, 0, &[&[0, 1, 0x11, 64][..], &inner(i)[14..]].concat()))
-        }),
-        ("VLAN vlan 10", &|i| tagged(&[0x88a8, 0x8100, 0x8100], &inner(i))),
-        ("VLAN vlan 10, VLAN vlan 11", &|i| tagged(&[0x8100, 0x8100, 0x8100, 0x8100], &inner(i))),
-        ("", &|i| tagged(&[0x9100, 0x8100], &inner(i))),
-        ("VLAN vlan 10", &|i| tagged(&[0x9100, 0x9100, 0x8100], &inner(i))),
-        ("IP-in-IP", &|i| ethernet(IPV4, &ipv4(4, 0, &inner(i)[14..]))),
-        ("IPv6-in-IP", &|i| ethernet(IPV4, &ipv4(41, 0, &over_ipv6(i)[14..]))),
-        ("IP-in-IP", &|i| ethernet(IPV6, &ipv6(4, &inner(i)[14..]))),
-        ("IPv6-in-IP", &|i| ethernet(IPV6, &ipv6(41, &over_ipv6(i)[14..]))),
-        ("EtherIP", &|i| ethernet(IPV4, &ipv4(97, 0, &[&[0x30, 0][..], &inner(i)].concat()))),
-        ("PPPoE session 3", &|i| {
-            let content = inner(i)[14..].to_vec();
-            let len = (content.len() as u16 + 2).to_be_bytes();
-            ethernet(0x8864, &[&[0x11, 0, 0, 3, len[0], len[1], 0, 0x21][..], &content].concat())
-        }),
-        ("PBB isid 300", &|i| ethernet(0x88e7, &[&[0, 0, 1, 44][..], &inner(i)].concat())),
-        ("E-TAG", &|i| ethernet(0x893f, &[&[0; 6][..], &inner(i)[12..]].concat())),
-        ("IPv6 hop-by-hop options", &|i| extended(&over_ipv6(i), &[OPTIONS])),
-        ("IPv6 destination options", &|i| extended(&over_ipv6(i), &[DESTINATION])),
-        ("IPv6 routing header", &|i| extended(&over_ipv6(i), &[ROUTING])),
-        ("IPv6 fragment header", &|i| extended(&over_ipv6(i), &[WHOLE_FRAGMENT])),
-        (
-            "IPv6 hop-by-hop options, IPv6 destination options, IPv6 routing header, IPv6 fragment header",
-            &|i| extended(&over_ipv6(i), &[OPTIONS, DESTINATION, ROUTING, WHOLE_FRAGMENT]),
-        ),
-        ("VXLAN vni 1, GENEVE vni 2, GRE", &|i| {
-            let gre = gre(0, BRIDGED, &[], &inner(i));
-            let geneve = datagram(6081, &[0, 0, 0x65, 0x58, 0, 0, 2, 0], &gre);
-            datagram(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &tagged(&[0x8100], &geneve))
-        }),
-    ];
-    for (i, (inside, make)) in makers.iter().enumerate() {
-        all.push((make(i), inside));
-    }
-    all
+    LAYERS.iter().enumerate().map(|(i, (inside, make))| (make(i), *inside)).collect()
 }
 
 fn capture(frames: &[Vec<u8>]) -> Vec<u8> {

@@ -330,17 +330,20 @@ enum Event {
     Look,
 }
 
-/// Runs both programs through one random schedule. Half of the schedules read the rate at each timer event; the others
-/// skip ahead in one step.
-fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) {
-    let mut random = Random(seed);
-    let each_timer = random.below(2) == 0;
-    let mut ours = Dcqcn::new(knobs, Rate(table.line));
-    let mut theirs = Published::new(table.clone());
-    let top = theirs.rc;
-    let mut now = random.below(1_000_000);
-    let mut done: Vec<String> = Vec::new();
-    let compare = |now: u64, ours: &mut Dcqcn, theirs: &Published, done: &[String]| {
+/// Both programs, on one schedule.
+struct Pair<'a> {
+    seed: u64,
+    table: &'a Table,
+    ours: Dcqcn,
+    theirs: Published,
+    /// Events of the schedule so far.
+    done: Vec<String>,
+}
+
+impl Pair<'_> {
+    /// Asserts that rates and states are equal.
+    fn compare(&mut self, now: u64) {
+        let Pair { seed, table, ours, theirs, done } = self;
         let rate = ours.rate(Nanos(now)).0;
         let state = (ours.byte_stage(), ours.timer_stage());
         let same = close(rate, theirs.rc)
@@ -356,7 +359,35 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
             (theirs.bc, theirs.t),
             done.join("\n")
         );
-    };
+    }
+
+    /// Notifies both of congestion. Returns true if the published algorithm lowers its rate.
+    fn notify(&mut self, now: u64) -> bool {
+        let Pair { seed, ours, theirs, done, .. } = self;
+        let rc = theirs.rc;
+        theirs.notified(now);
+        // A decrease within rounding error may be reported either way.
+        let fell = theirs.rc < rc * (1.0 - 1e-9);
+        let notified = ours.notified(Nanos(now));
+        assert!(notified || !fell, "seed {seed} at {now} ns: not told of\n{}", done.join("\n"));
+        assert!(
+            !notified || theirs.rc < rc * (1.0 + 1e-9),
+            "seed {seed} at {now} ns: told of\n{}",
+            done.join("\n")
+        );
+        fell
+    }
+}
+
+/// Runs both programs through one random schedule. Half of the schedules read the rate at each timer event; the others
+/// skip ahead in one step.
+fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) {
+    let mut random = Random(seed);
+    let each_timer = random.below(2) == 0;
+    let (ours, theirs) = (Dcqcn::new(knobs, Rate(table.line)), Published::new(table.clone()));
+    let mut pair = Pair { seed, table, ours, theirs, done: Vec::new() };
+    let top = pair.theirs.rc;
+    let mut now = random.below(1_000_000);
     // Choose the span so that periods of most knobs are likely to fall between two events.
     let longest = random.one_of(&[5_000.0, 100_000.0, 1_000_000.0]);
     for _ in 0..12 + random.below(12) {
@@ -368,44 +399,34 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
         let at = match random.below(8) {
             // At the same instant, or just when a timer is due.
             0 => now,
-            1 => theirs.next().unwrap_or(now),
+            1 => pair.theirs.next().unwrap_or(now),
             2 => now + table.monitor,
             _ => now + random.scale(1.0, longest) as u64,
         };
-        while each_timer && theirs.next().is_some_and(|next| next <= at) {
-            let next = theirs.next().unwrap();
-            theirs.run_to(next);
-            compare(next, &mut ours, &theirs, &done);
+        while each_timer && pair.theirs.next().is_some_and(|next| next <= at) {
+            let next = pair.theirs.next().unwrap();
+            pair.theirs.run_to(next);
+            pair.compare(next);
             reached.timers += 1;
         }
         now = at;
-        done.push(format!("{now} {event:?}"));
-        theirs.run_to(now);
-        let (rc, bc) = (theirs.rc, theirs.bc);
+        pair.done.push(format!("{now} {event:?}"));
+        pair.theirs.run_to(now);
         match event {
             Event::Notified => {
-                theirs.notified(now);
-                // A decrease within rounding error may be reported either way.
-                let fell = theirs.rc < rc * (1.0 - 1e-9);
-                let notified = ours.notified(Nanos(now));
-                assert!(notified || !fell, "seed {seed} at {now} ns: not told of\n{}", done.join("\n"));
-                assert!(
-                    !notified || theirs.rc < rc * (1.0 + 1e-9),
-                    "seed {seed} at {now} ns: told of\n{}",
-                    done.join("\n")
-                );
-                *(if fell { &mut reached.decreases } else { &mut reached.ignored }) += 1;
+                *(if pair.notify(now) { &mut reached.decreases } else { &mut reached.ignored }) += 1;
             }
             Event::Sent(bytes) => {
-                theirs.sent(now, bytes);
-                ours.sent(Nanos(now), bytes);
-                reached.byte_increases += theirs.bc - bc;
+                let bc = pair.theirs.bc;
+                pair.theirs.sent(now, bytes);
+                pair.ours.sent(Nanos(now), bytes);
+                reached.byte_increases += pair.theirs.bc - bc;
             }
             Event::Look => {}
         }
-        compare(now, &mut ours, &theirs, &done);
-        reached.hyper += u64::from(theirs.bc.min(theirs.t) > table.f + 1);
-        reached.at_line += u64::from(theirs.rc == top);
+        pair.compare(now);
+        reached.hyper += u64::from(pair.theirs.bc.min(pair.theirs.t) > table.f + 1);
+        reached.at_line += u64::from(pair.theirs.rc == top);
     }
 }
 

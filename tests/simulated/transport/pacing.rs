@@ -401,42 +401,48 @@ fn first_cnp_allows_no_burst() {
     assert_eq!(sent.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {sent:?}");
 }
 
+/// Returns a host whose QPs have posted this many packets each, with a rate limit, and the other end of its link.
+fn paced_host(qps: usize, kbps: u32, packets: usize) -> (roxie_sim::Host, Box<dyn roxie::port::Port>) {
+    let (local, peer) = roxie_sim::joined_ports(1500, None);
+    let config = roxie::nic::NicConfig {
+        limits: roxie::limits::Limits { qps: 1024, cqs: 1024, ..roxie::limits::Limits::small() },
+        seed: 1,
+        ..roxie::nic::NicConfig::default()
+    };
+    let mut host = roxie_sim::Host::new(1, config, local);
+    let memory = host.register(1 << 16, roxie::verbs::Access::READ_WRITE);
+    let caps = roxie::verbs::QpCaps { max_send_wr: 64, ..Default::default() };
+    let init = roxie::verbs::QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
+    let setup = Setup { qp_type: QpType::Uc, ..Setup::default() };
+    let all: Vec<_> = (0..qps).map(|_| host.queue_pair().init(init).cq_entries(64).create()).collect();
+    for (number, qp) in all.iter().enumerate() {
+        for mut attr in attributes(&host, &setup) {
+            // The destination QPN identifies the sending QP.
+            attr.dest_qpn = attr.dest_qpn.map(|_| roxie::verbs::Qpn::new(number as u32));
+            let rate = RateLimit { kbps, ..RateLimit::default() };
+            attr.rate_limit = (attr.state == Some(QpState::Rts)).then_some(rate);
+            host.modify(Nanos::ZERO, qp, &attr).expect("a legal transition");
+        }
+        let wr = roxie::verbs::SendWr { opcode: WrOpcode::Write, ..Default::default() };
+        let mut remaining = packets * MTU.bytes();
+        while remaining > 0 {
+            let length = remaining.min(64 * MTU.bytes());
+            let sges = [memory.sge(0, length as u32)];
+            let payload = roxie::shared::work_queue::Payload::Sges(&sges);
+            host.post_send(qp, &wr, payload).expect("room");
+            remaining -= length;
+        }
+    }
+    (host, peer)
+}
+
 /// Many paced QPs share one link. Each stays within a packet of its ideal curve and sends all its packets.
 #[test]
 fn thousand_qps_keep_their_rates() {
     for (qps, kbps, packets) in
         [(1, 10_000, 1_000), (1, 9_990_000, 1_000), (10, 990_000, 1_000), (1_000, 10_000, 40)]
     {
-        let (local, mut peer) = roxie_sim::joined_ports(1500, None);
-        let config = roxie::nic::NicConfig {
-            limits: roxie::limits::Limits { qps: 1024, cqs: 1024, ..roxie::limits::Limits::small() },
-            seed: 1,
-            ..roxie::nic::NicConfig::default()
-        };
-        let mut host = roxie_sim::Host::new(1, config, local);
-        let memory = host.register(1 << 16, roxie::verbs::Access::READ_WRITE);
-        let caps = roxie::verbs::QpCaps { max_send_wr: 64, ..Default::default() };
-        let init = roxie::verbs::QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };
-        let setup = Setup { qp_type: QpType::Uc, ..Setup::default() };
-        let all: Vec<_> = (0..qps).map(|_| host.queue_pair().init(init).cq_entries(64).create()).collect();
-        for (number, qp) in all.iter().enumerate() {
-            for mut attr in attributes(&host, &setup) {
-                // The destination QPN identifies the sending QP.
-                attr.dest_qpn = attr.dest_qpn.map(|_| roxie::verbs::Qpn::new(number as u32));
-                let rate = RateLimit { kbps, ..RateLimit::default() };
-                attr.rate_limit = (attr.state == Some(QpState::Rts)).then_some(rate);
-                host.modify(Nanos::ZERO, qp, &attr).expect("a legal transition");
-            }
-            let wr = roxie::verbs::SendWr { opcode: WrOpcode::Write, ..Default::default() };
-            let mut remaining = packets * MTU.bytes();
-            while remaining > 0 {
-                let length = remaining.min(64 * MTU.bytes());
-                let sges = [memory.sge(0, length as u32)];
-                let payload = roxie::shared::work_queue::Payload::Sges(&sges);
-                host.post_send(qp, &wr, payload).expect("room");
-                remaining -= length;
-            }
-        }
+        let (mut host, mut peer) = paced_host(qps, kbps, packets);
         let rate = Rate(f64::from(kbps) * 1e3);
         let mut sent = vec![(0_u64, 0_u64, Nanos::ZERO); qps];
         let mut now = Nanos::ZERO;
