@@ -38,6 +38,24 @@ fn address(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number % 4).into()
 }
 
+fn req(input: &mut Input<'_>, local_comm_id: CommId, service_id: ServiceId, local_qpn: Qpn) -> Req {
+    let mut req = Req {
+        local_comm_id,
+        service_id,
+        local_ca_guid: u64::from(input.u8() % 3),
+        local_qpn,
+        path_mtu: input.u8() % 8,
+        local_cm_response_timeout: input.u8(),
+        max_cm_retries: input.u8(),
+        transport: input.pick(&[Transport::Rc, Transport::Rc, Transport::Uc, Transport::Xrc, Transport::Rd]),
+        ..Req::default()
+    };
+    req.primary_path.local_ack_timeout = input.u8();
+    req.primary_path.local_gid = address(input.u8()).into();
+    req.primary_path.remote_gid = address(0).into();
+    req
+}
+
 /// A manager, and what its peers may know of it.
 struct World {
     manager: Manager,
@@ -80,29 +98,7 @@ impl World {
         let service_id = ServiceId::of_port(space, u16::from(!input.u8().is_multiple_of(8)));
         let message = input.pick(&[Stage::Req, Stage::Rep, Stage::Other, Stage::Reserved]);
         match input.pick(&Kind::ALL) {
-            Kind::Req => {
-                let mut req = Req {
-                    local_comm_id,
-                    service_id,
-                    local_ca_guid: u64::from(input.u8() % 3),
-                    local_qpn: qpn,
-                    path_mtu: input.u8() % 8,
-                    local_cm_response_timeout: input.u8(),
-                    max_cm_retries: input.u8(),
-                    transport: input.pick(&[
-                        Transport::Rc,
-                        Transport::Rc,
-                        Transport::Uc,
-                        Transport::Xrc,
-                        Transport::Rd,
-                    ]),
-                    ..Req::default()
-                };
-                req.primary_path.local_ack_timeout = input.u8();
-                req.primary_path.local_gid = address(input.u8()).into();
-                req.primary_path.remote_gid = address(0).into();
-                CmMessage::Req(req)
-            }
+            Kind::Req => CmMessage::Req(req(input, local_comm_id, service_id, qpn)),
             Kind::Mra => CmMessage::Mra(Mra {
                 local_comm_id,
                 remote_comm_id,
