@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::tree::{files_below, is_rust, root};
 
+mod functions;
 mod names;
 mod parts;
 mod words;
@@ -141,6 +142,35 @@ fn no_file_is_too_long() {
     let is_long = |path: &str| files.iter().any(|(lines, file)| file == path && *lines > LONG_FILE);
     let short: Vec<_> = LONG.iter().filter(|(path, _)| !is_long(path)).collect();
     assert!(short.is_empty(), "they need no reason any more: {short:?}");
+}
+
+#[test]
+fn no_function_is_too_long() {
+    let long: Vec<_> = files()
+        .iter()
+        .flat_map(|(path, text)| functions::functions(text).into_iter().map(move |function| (path, function)))
+        .filter(|(_, function)| function.length > functions::LONGEST)
+        .map(|(path, function)| {
+            format!("{path}:{}: {} has {} lines", function.line, function.name, function.length)
+        })
+        .collect();
+    assert!(long.is_empty(), "more than {} lines:\n{}", functions::LONGEST, long.join("\n"));
+}
+
+#[test]
+fn long_functions_are_reported_with_their_lines() {
+    let body = |lines: usize| "    work(\"}\"); // }\n".repeat(lines);
+    let limit = functions::LONGEST;
+    let text = format!(
+        "fn shown() {{\n{}}}\ntrait Port {{\n    fn poll(&mut self, work: fn(u32) -> u32);\n    \
+         fn send(&mut self, to: [u8; 6])\n    where\n        Self: Sized,\n    {{\n{}    }}\n}}\n",
+        body(limit - 2),
+        body(limit - 4),
+    );
+    let expected = [("shown", 1, limit), ("send", limit + 3, limit + 1)];
+    let all = functions::functions(&text);
+    let lengths: Vec<_> = all.iter().map(|of| (&*of.name, of.line, of.length)).collect();
+    assert_eq!(lengths, expected);
 }
 
 #[test]

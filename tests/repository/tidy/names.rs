@@ -125,10 +125,10 @@ pub(super) fn unwanted(text: &str) -> (Vec<Unwanted>, usize) {
 }
 
 /// An identifier or one character of punctuation, and its line.
-type Token = (String, usize);
+pub(super) type Token = (String, usize);
 
 /// Returns the tokens of a source, without comments, text and characters in quotes, and lifetimes.
-fn tokens(text: &str) -> Vec<Token> {
+pub(super) fn tokens(text: &str) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let starts = |at: usize, with: &str| with.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c));
@@ -208,7 +208,7 @@ fn bound(pattern: &[Token], into: &mut Vec<Name>) {
 }
 
 /// Returns the number of tokens before the one that `ends` a part at depth 0, or closes what is around it.
-fn until(tokens: &[Token], ends: &[&str]) -> usize {
+pub(super) fn until(tokens: &[Token], ends: &[&str]) -> usize {
     let mut depth = 0_usize;
     for (at, (token, _)) in tokens.iter().enumerate() {
         match &**token {
