@@ -12,8 +12,8 @@ mod source;
 mod writer;
 
 pub use reader::Reader;
-pub use source::{CaptureError, Record};
-pub use writer::{Direction, PcapngWriter, read_statistics, statistics_block};
+pub use source::{CaptureError, Direction, Record};
+pub use writer::{PcapngWriter, read_statistics, statistics_block};
 
 /// Block types of pcapng (draft-ietf-opsawg-pcapng, section 11.1).
 pub mod block {

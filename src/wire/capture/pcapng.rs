@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
-use super::{BYTE_ORDER_MAGIC, Direction, block, option};
+use super::source::{CaptureError, Direction, MAX_RECORD, Order, Record, Source};
+use super::{BYTE_ORDER_MAGIC, block, option};
 
 /// Maximum number of interfaces of a section: a stream that only adds interfaces must not fill its reader's memory.
 const MOST_INTERFACES: usize = 1 << 16;

@@ -3,10 +3,17 @@
 use std::fmt;
 use std::io::{self, BufReader, Read};
 
-use super::Direction;
-
 /// Bytes of the longest record that is accepted. A longer one is treated as damage.
 pub(super) const MAX_RECORD: usize = 16 << 20;
+
+/// Direction of a frame, seen from the interface (bits 0-1 of `epb_flags`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Received from the link.
+    In,
+    /// Sent to the link.
+    Out,
+}
 
 /// One frame of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

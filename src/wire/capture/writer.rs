@@ -4,21 +4,12 @@
 use std::io::{self, Write};
 
 use super::pcapng::options;
-use super::source::Order;
+use super::source::{Direction, Order};
 use super::{BYTE_ORDER_MAGIC, block, link_type, option};
 use crate::frame::Frame;
 
 /// Bytes of the longest comment. Longer ones are truncated at a character boundary.
 const MAX_COMMENT: usize = 4096;
-
-/// Direction of a frame, seen from the interface (bits 0-1 of `epb_flags`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// Received from the link.
-    In,
-    /// Sent to the link.
-    Out,
-}
 
 /// Writes frames to a pcapng stream. Each packet is one `write_all`, so that the reader of a pipe never waits
 /// for the rest of a block. After warm-up, writing does not allocate.
