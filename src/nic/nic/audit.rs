@@ -62,7 +62,7 @@ impl Nic {
                 differ("users of completion queues", &recorded, &cqs)
             })
             .or_else(|| differ("users of shared receive queues", &some(&mut self.srqs.users()), &srqs))
-            .or_else(|| differ("users of XRC domains", &some(&mut self.srqs.xrcd_users()), &xrcds))
+            .or_else(|| differ("users of XRC domains", &some(&mut self.srqs.xrcds.users()), &xrcds))
             .or_else(|| {
                 let recorded: Counts = some(&mut self.qps.iter().map(|(qp, entry)| (qp, entry.in_tables)));
                 differ("tables that a QP is in", &recorded, &tables)

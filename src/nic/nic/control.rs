@@ -42,8 +42,8 @@ impl Nic {
             Command::JoinSrq(pd, kind, receives) => self.create_srq(pd, SrqInit { kind, limit: 0 }, receives),
             Command::QuerySrq(srq) => self.query_srq(srq),
             Command::DestroySrq(srq) => self.destroy_srq(srq),
-            Command::OpenXrcd(open) => self.srqs.open_xrcd(open, self.config.limits.xrcds),
-            Command::CloseXrcd(xrcd) => self.srqs.close_xrcd(xrcd),
+            Command::OpenXrcd(open) => self.srqs.xrcds.open(open, self.config.limits.xrcds),
+            Command::CloseXrcd(xrcd) => self.srqs.xrcds.close(xrcd),
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
             Command::SetQpControl(qp, settings) => self.set_qp_control(now, qp, settings),
             Command::ShareRate(qp, share) => self.share_rate(now, qp, share),
@@ -137,7 +137,7 @@ impl Nic {
             Object::Pd(pd) => self.pds.check_unused(pd),
             Object::Cq(cq) => self.cqs.check_unused(cq),
             Object::Srq(srq) => self.srqs.check_unused(srq),
-            Object::Xrcd(xrcd) => self.srqs.check_xrcd_unused(xrcd),
+            Object::Xrcd(xrcd) => self.srqs.xrcds.check_unused(xrcd),
             _ => Ok(()),
         }
     }

@@ -18,7 +18,7 @@ impl Nic {
                 Object::Window(window) => self.memory.has_window(window),
                 Object::Cq(cq) => self.cqs.holds(cq),
                 Object::Srq(srq) => self.srqs.holds(srq),
-                Object::Xrcd(xrcd) => self.srqs.holds_xrcd(xrcd),
+                Object::Xrcd(xrcd) => self.srqs.xrcds.holds(xrcd),
                 Object::Qp(qp) => self.qps.holds(qp.0),
                 // Address handles have generations of their own, and flow numbers are not reused.
                 Object::Ah(_) | Object::Flow(_) => true,

@@ -170,7 +170,7 @@ impl Nic {
             self.pds.use_pd(pd, change)?;
         }
         if let Some(xrcd) = uses.xrcd {
-            self.srqs.use_xrcd(xrcd, change)?;
+            self.srqs.xrcds.use_xrcd(xrcd, change)?;
         }
         if let Some(srq) = uses.srq {
             self.srqs.use_srq(srq, change);

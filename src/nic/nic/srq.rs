@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::Nic;
 use super::command::{Answer, ControlError, SrqStatus};
 use super::object::{Object, ObjectKind};
-use super::table::{NumberedTable, Table};
-use super::xrcd::Xrcd;
+use super::table::NumberedTable;
+use super::xrcd::Xrcds;
 use crate::shared::{ReceivesMove, RecvRing, SharedReceives};
 use crate::transport::{ReceiveQueue, SharedQueue};
 use crate::verbs::{
@@ -122,7 +122,7 @@ const MOVES: u32 = 512;
 #[derive(Debug)]
 pub(super) struct Srqs {
     table: NumberedTable<Srq>,
-    pub(super) xrcds: Table<Xrcd>,
+    pub(super) xrcds: Xrcds,
     /// Events to be reported.
     reports: Vec<(SrqIndex, EventKind)>,
 }
@@ -131,7 +131,7 @@ impl Srqs {
     pub(super) fn new(srqs: u32, xrcds: u32, seed: u64) -> Srqs {
         // At most two events per queue between two reports: limit reached, and error.
         let reports = Vec::with_capacity(2 * srqs as usize);
-        Srqs { table: NumberedTable::new(srqs, seed), xrcds: Table::new(xrcds), reports }
+        Srqs { table: NumberedTable::new(srqs, seed), xrcds: Xrcds::new(xrcds), reports }
     }
 
     // Not inlined, to keep the path of a QP's own queue short.
@@ -270,7 +270,7 @@ impl Nic {
         let kind = init.kind;
         if let SrqKind::Xrc { xrcd, cq } = kind {
             self.cqs.check(cq)?;
-            self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
+            self.srqs.xrcds.check(xrcd)?;
         }
         self.pds.use_pd(pd, 1)?;
         let made = self.srqs.table.insert_with(None, |_, number| Srq {
@@ -290,7 +290,7 @@ impl Nic {
             });
         };
         if let SrqKind::Xrc { xrcd, cq } = kind {
-            self.srqs.use_xrcd(xrcd, 1)?;
+            self.srqs.xrcds.use_xrcd(xrcd, 1)?;
             self.cqs.use_cq(cq, 1)?;
         }
         if init.limit > 0 {
@@ -379,7 +379,7 @@ impl Nic {
         self.srqs.reports.retain(|(reported, _)| *reported != index);
         self.pds.use_pd(srq.pd, -1)?;
         if let SrqKind::Xrc { xrcd, cq } = srq.kind {
-            self.srqs.use_xrcd(xrcd, -1)?;
+            self.srqs.xrcds.use_xrcd(xrcd, -1)?;
             self.cqs.use_cq(cq, -1)?;
             self.forget_receives_of(index);
         }

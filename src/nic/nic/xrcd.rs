@@ -1,57 +1,75 @@
-//! The NIC's XRC domains, which stand in the tables of shared receive queues.
+//! The NIC's XRC domains.
 
 use super::command::{Answer, ControlError};
 use super::object::ObjectKind;
-use super::srq::Srqs;
+use super::table::Table;
 use crate::verbs::{FileId, OpenXrcd, XrcdId};
 
 /// A domain.
 #[derive(Debug)]
-pub(super) struct Xrcd {
+struct Xrcd {
     file: Option<FileId>,
     opens: u32,
     /// Number of queues and targets in the domain.
     users: u32,
 }
 
-impl Srqs {
-    /// Returns the user counts of the domains.
-    pub(super) fn xrcd_users(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.xrcds.iter().map(|(index, xrcd)| (index, xrcd.users))
+/// The XRC domains of a NIC.
+#[derive(Debug)]
+pub(super) struct Xrcds(Table<Xrcd>);
+
+impl Xrcds {
+    pub(super) fn new(limit: u32) -> Xrcds {
+        Xrcds(Table::new(limit))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the user counts.
+    pub(super) fn users(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.0.iter().map(|(index, xrcd)| (index, xrcd.users))
     }
 
     /// # Errors
     /// If the next close would remove a domain that queues or targets use.
-    pub(super) fn check_xrcd_unused(&self, xrcd: XrcdId) -> Result<(), ControlError> {
-        let entry = self.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
+    pub(super) fn check_unused(&self, xrcd: XrcdId) -> Result<(), ControlError> {
+        let entry = self.0.get(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         match (entry.opens, entry.users) {
             (1, users @ 1..) => Err(ControlError::Busy { object: ObjectKind::XrcDomain, users }),
             _ => Ok(()),
         }
     }
 
+    /// # Errors
+    /// If no domain has this name.
+    pub(super) fn check(&self, xrcd: XrcdId) -> Result<(), ControlError> {
+        if self.holds(xrcd) { Ok(()) } else { Err(ControlError::NotFound(ObjectKind::XrcDomain)) }
+    }
+
     /// True if a domain has this name.
-    pub(super) fn holds_xrcd(&self, xrcd: XrcdId) -> bool {
-        self.xrcds.holds(xrcd.0)
+    pub(super) fn holds(&self, xrcd: XrcdId) -> bool {
+        self.0.holds(xrcd.0)
     }
 
     pub(super) fn use_xrcd(&mut self, xrcd: XrcdId, change: i32) -> Result<(), ControlError> {
-        let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
+        let entry = self.0.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         invariant!(entry.users.checked_add_signed(change).is_some(), "{} users and {change}", entry.users);
         entry.users = entry.users.saturating_add_signed(change);
         Ok(())
     }
 
     /// Opens a domain, or makes one if there are fewer than `limit`.
-    pub(super) fn open_xrcd(&mut self, open: OpenXrcd, limit: u32) -> Result<Answer, ControlError> {
+    pub(super) fn open(&mut self, open: OpenXrcd, limit: u32) -> Result<Answer, ControlError> {
         let there = open.file.and_then(|file| {
-            let mut open = self.xrcds.iter();
+            let mut open = self.0.iter();
             open.find(|(_, xrcd)| xrcd.file == Some(file)).map(|(index, _)| index)
         });
         match there {
             Some(_) if open.exclusive => Err(ControlError::Taken("XRC domain of this file")),
             Some(index) => {
-                let xrcd = self.xrcds.get_mut(index).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
+                let xrcd = self.0.get_mut(index).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
                 xrcd.opens += 1;
                 Ok(Answer::Xrcd(XrcdId(index)))
             }
@@ -59,20 +77,20 @@ impl Srqs {
                 Err(ControlError::NotFound(ObjectKind::XrcDomainOfFile))
             }
             None => {
-                let made = self.xrcds.insert(Xrcd { file: open.file, opens: 1, users: 0 });
+                let made = self.0.insert(Xrcd { file: open.file, opens: 1, users: 0 });
                 made.map(|index| Answer::Xrcd(XrcdId(index)))
                     .ok_or(ControlError::Full { object: ObjectKind::XrcDomain, limit })
             }
         }
     }
 
-    pub(super) fn close_xrcd(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
-        self.check_xrcd_unused(xrcd)?;
-        let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
+    pub(super) fn close(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
+        self.check_unused(xrcd)?;
+        let entry = self.0.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         entry.opens -= 1;
         if entry.opens == 0 {
             invariant!(entry.users == 0, "an XRC domain closes, and {} objects are in it", entry.users);
-            self.xrcds.remove(xrcd.0);
+            self.0.remove(xrcd.0);
         }
         Ok(Answer::Done)
     }
