@@ -1,10 +1,9 @@
 //! The fast path of the NIC for the packets of the QP's `fast_path`: one look-up, one copy, no plans.
 
 use super::host_side::DmaOut;
-use super::receive::solve_id;
+use super::receive::{Received, solve_id};
 use super::srq::Receives;
-use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
-use crate::transport::Verdict;
+use super::{Nic, QpEntry, RxFrame, TxReason, split};
 use crate::transport::requester::fast_path::{Payload, PlannedSend};
 use crate::transport::responder::fast_path::ReadResponse;
 use crate::verbs::QpIndex;
@@ -166,32 +165,6 @@ impl QpEntry {
                 Some(Some(id.filter(|id| self.is_plausible(*id))?))
             }
         }
-    }
-}
-
-/// A packet that the fast path has received.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Received {
-    qp: QpIndex,
-    /// True for a READ response; else a SEND or WRITE was executed.
-    is_response: bool,
-    /// As in [`RxOutcome::Judged`].
-    hidden_id: Option<u16>,
-}
-
-impl Received {
-    /// Returns the outcome at the QP.
-    #[inline(always)]
-    pub(super) fn verdict(&self) -> Verdict {
-        if self.is_response { Verdict::Acknowledged } else { Verdict::Executed }
-    }
-}
-
-impl From<Received> for RxOutcome {
-    #[inline(always)]
-    fn from(received: Received) -> RxOutcome {
-        let verdict = received.verdict();
-        RxOutcome::Judged { qp: received.qp, verdict, hidden_id: received.hidden_id }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::fast_path::Received;
 use super::{Nic, QpEntry, SetAside, split};
 use crate::transport::{Verdict, door};
 use crate::verbs::{QpIndex, QpType};
@@ -93,6 +92,32 @@ impl fmt::Display for RxOutcome {
                 write!(f, "{verdict} (ICRC good for IPv4 id {id:#06x}, which sockets do not show)")
             }
         }
+    }
+}
+
+/// A packet that the fast path has received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    pub(super) qp: QpIndex,
+    /// True for a READ response; else a SEND or WRITE was executed.
+    pub(super) is_response: bool,
+    /// As in [`RxOutcome::Judged`].
+    pub(super) hidden_id: Option<u16>,
+}
+
+impl Received {
+    /// Returns the outcome at the QP.
+    #[inline(always)]
+    pub(super) fn verdict(&self) -> Verdict {
+        if self.is_response { Verdict::Acknowledged } else { Verdict::Executed }
+    }
+}
+
+impl From<Received> for RxOutcome {
+    #[inline(always)]
+    fn from(received: Received) -> RxOutcome {
+        let verdict = received.verdict();
+        RxOutcome::Judged { qp: received.qp, verdict, hidden_id: received.hidden_id }
     }
 }
 
