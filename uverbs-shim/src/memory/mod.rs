@@ -53,6 +53,11 @@ pub(crate) fn access(call: &str, flags: c_uint) -> Result<Access, Errno> {
     )
 }
 
+/// Converts access flags of a window. Local access is ignored, because the region determines it.
+pub(crate) fn window_access(call: &str, flags: c_uint) -> Result<Access, Errno> {
+    Ok(access(call, flags)? - Access::LOCAL_WRITE)
+}
+
 /// Returns true if the device may write to a region with these rights, by the kernel's rule (`ib_access_writable`).
 fn writes(access: Access) -> bool {
     access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::MW_BIND)

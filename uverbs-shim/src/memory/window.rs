@@ -4,14 +4,14 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 
 use roxie::host::{MemoryWindow, WindowRange};
-use roxie::verbs::{Access, MwType};
+use roxie::verbs::MwType;
 
 use crate::abi::{ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp};
 use crate::base::cancellation::Uncancelled;
 use crate::base::lock::lock;
-use crate::base::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
+use crate::base::object::{VerbsStruct, code, give, object_of, pointer, take_back};
 use crate::base::report::{device, refuse};
-use crate::memory::access;
+use crate::memory::window_access;
 use crate::pd::InDomain;
 use crate::qp::post::send_flags;
 
@@ -100,9 +100,4 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
             Ok(())
         })
     })
-}
-
-/// Converts access flags of a window. Local access is ignored, because the region determines it.
-pub(crate) fn window_access(call: &str, flags: c_uint) -> Result<Access, Errno> {
-    Ok(access(call, flags)? - Access::LOCAL_WRITE)
 }

@@ -15,7 +15,7 @@ use crate::base::lists::{entries, gather, post_receives};
 use crate::base::lock::lock;
 use crate::base::object::{Errno, code_of, object_of, put};
 use crate::base::report::{self, refuse};
-use crate::memory::window::window_access;
+use crate::memory::window_access;
 use crate::qp::Qp;
 
 /// Posts a list of sends. On an error, the requests before the failed one are posted, and `bad` points to the failed
