@@ -5,24 +5,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use roxie_wire::cm::{CmMessage, CommId, Drep, Dreq, Kind, PrivateData, RejReason, Rep, Req, Rtu, Stage};
 use roxie_wire::{CmaHeader, PortSpace, Psn, Qpn, ServiceId};
 
-use super::connections::{Answer, heard, message, req};
+use super::connections::{Answer, OWN_ID, heard, message, req};
 use crate::bench::{Bench, Pair, Setup};
 use crate::service::Service;
 use crate::verdict::{Script, Stop, must};
 
-/// The least communication ID of these checks. Connections that do not exist have smaller ones.
-const FIRST_ID: u32 = 0x8000_0000;
 /// Time in which a manager answers a message or its consumer. Linux hands messages to a work queue.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Code of the time that the target is to wait for the bench's answer: 0.54 s.
 const RESPONSE_TIMEOUT: u8 = 17;
 /// Time in which a manager says that a connection has ended, once its consumer has destroyed it.
 const ENDS_WITHIN: Duration = Duration::from_millis(30);
-
-/// True for a communication ID of a connection of the bench.
-pub(super) fn is_own(id: CommId) -> bool {
-    id.0 >= FIRST_ID
-}
 
 /// A connection, established or not yet: the bench's request and the target's reply.
 pub(super) struct Connection {
@@ -37,7 +30,7 @@ pub(super) fn request(bench: &mut Bench, change: impl FnOnce(&mut Req)) -> Scrip
     let family = if bench.wire.target().is_ipv4() { 4 } else { 6 };
     let port = bench.agent.ask(&format!("listen family={family}"))?.number("port")? as u16;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let id = FIRST_ID | now.as_micros() as u32;
+    let id = OWN_ID | now.as_micros() as u32;
     let header = CmaHeader { source: bench.wire.here(), source_port: 4791, destination: bench.wire.target() };
     let mut request = Req {
         service_id: ServiceId::of_port(PortSpace::Tcp, port),
