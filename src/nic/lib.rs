@@ -37,6 +37,8 @@ macro_rules! invariant {
 pub mod timer;
 pub mod verbs;
 
+pub mod profile;
+
 pub mod shared;
 
 pub mod congestion;

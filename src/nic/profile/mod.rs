@@ -1,0 +1,71 @@
+//! What a NIC does otherwise than Roxie's own: the behaviour of an adapter, as somebody has measured it.
+//!
+//! A profile is settled when a QP is made. Fields without a value keep Roxie's own behaviour.
+
+mod timer;
+#[cfg(test)]
+mod timer_tests;
+
+pub use timer::{AckTimer, AckTimerRun, Adaptive, Expiry, Step, nominal};
+
+use roxie_base::time::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// The behaviour of an adapter.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// The ACK timer. `None`: the timeout of the QP's attributes, as often as its retries (IBTA 9.7.6.1.3).
+    pub ack_timer: Option<AckTimer>,
+    /// Time that an RNR wait lasts longer than the peer's timer code says.
+    pub rnr_extra: Nanos,
+    /// Vendor errors of completions. `None`: Roxie's own.
+    pub vendor_err: VendorErrors,
+    /// `req_cqe_error` counts the root cause and the first flush behind none, and `req_cqe_flush_error` nothing.
+    pub counts_root_alone: bool,
+}
+
+macro_rules! vendor_errors {
+    ($($(#[$doc:meta])* $field:ident,)*) => {
+        /// Vendor errors by cause.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct VendorErrors {
+            $($(#[$doc])* pub $field: Option<u8>,)*
+        }
+
+        impl VendorErrors {
+            /// Returns the vendor error of a cause by its name. `None`: there is no such cause.
+            pub fn by_name(&mut self, name: &str) -> Option<&mut Option<u8>> {
+                match name {
+                    $(stringify!($field) => Some(&mut self.$field),)*
+                    _ => None,
+                }
+            }
+
+            /// Returns the names of causes.
+            pub fn names() -> &'static [&'static str] {
+                &[$(stringify!($field)),*]
+            }
+        }
+    };
+}
+
+vendor_errors! {
+    /// Memory of a work request ends before its bytes do.
+    local_length,
+    /// A key of a work request names no memory.
+    local_key,
+    /// Memory of a work request may not be written.
+    local_access,
+    /// The first flush of a QP that software has moved to the error state.
+    flush_head,
+    /// Every other flush.
+    flush_rest,
+    /// NAK: invalid request.
+    remote_invalid,
+    /// NAK: remote access error.
+    remote_access,
+    /// No retry is left.
+    retries,
+    /// No RNR retry is left.
+    rnr_retries,
+}
