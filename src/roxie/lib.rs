@@ -122,7 +122,7 @@ pub use roxie_engine as engine;
 #[doc(hidden)]
 pub use roxie_nic::{cm, nic, shared, timer, transport};
 #[doc(inline)]
-pub use roxie_nic::{congestion, verbs};
+pub use roxie_nic::{congestion, profile, verbs};
 #[doc(inline)]
 pub use roxie_port as port;
 #[doc(inline)]

@@ -96,6 +96,7 @@ impl Nic {
             recv_cq: cq,
             init: QpInit { qp_type: QpType::RawPacket, caps: QpCaps::NONE, sq_sig_all: false },
             srq_pd: None,
+            profile: None,
         };
         // No work request is posted to this QP, which stays in RESET.
         let sends = self.no_sends()?;

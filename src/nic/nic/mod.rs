@@ -84,6 +84,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::congestion::{LastNotification, Settings, SharedRate};
+use crate::profile::Profile;
 use crate::shared::SendRing;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp, door};
@@ -121,6 +122,8 @@ pub struct NicConfig {
     pub rxe_flush_icrc: bool,
     /// RC QPs use selective repeat unless told otherwise: all peers are known to.
     pub assumes_selective_repeat: bool,
+    /// The behaviour of an adapter. `None`: Roxie's own.
+    pub profile: Option<&'static Profile>,
     /// The NIC serves other processes: each may have a QP1 besides the NIC's ([`Command::RouteGsi`]).
     pub serves: bool,
 }
@@ -136,6 +139,7 @@ impl Default for NicConfig {
             end_to_end_credits: false,
             rxe_flush_icrc: false,
             assumes_selective_repeat: false,
+            profile: None,
             serves: false,
         }
     }

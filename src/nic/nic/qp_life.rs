@@ -66,8 +66,16 @@ impl Nic {
         self.cqs.check(send_cq)?;
         self.cqs.check(recv_cq)?;
         let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
-        let mut config =
-            QpConfig { index: QpIndex(0), qpn: Qpn::default(), pd, send_cq, recv_cq, init, srq_pd: None };
+        let mut config = QpConfig {
+            index: QpIndex(0),
+            qpn: Qpn::default(),
+            pd,
+            send_cq,
+            recv_cq,
+            init,
+            srq_pd: None,
+            profile: self.config.profile,
+        };
         let receives = match (init.qp_type, receives) {
             (QpType::XrcSend, ReceiveSource::None) => Receives::None,
             (QpType::XrcSend | QpType::XrcRecv, _) | (_, ReceiveSource::None) => {
@@ -102,6 +110,7 @@ impl Nic {
             recv_cq: cq,
             init: QpInit { qp_type: QpType::XrcRecv, caps, sq_sig_all: false },
             srq_pd: Some(pd),
+            profile: self.config.profile,
         };
         // No work request is posted to a target.
         let sends = self.no_sends()?;

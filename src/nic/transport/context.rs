@@ -2,6 +2,7 @@
 //!
 //! Parts are given the context with each call, and cannot change it: [`Qp`](super::Qp) sets state and attributes.
 
+use crate::profile::Profile;
 use crate::verbs::{CqIndex, PdId, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType};
 use roxie_wire::mad::GSI_QKEY;
 use roxie_wire::{Bth, Packet, Qpn, Service};
@@ -26,6 +27,8 @@ pub struct QpConfig {
     pub init: QpInit,
     /// Protection domain of the shared receive queue, if the QP uses one.
     pub srq_pd: Option<PdId>,
+    /// The behaviour of an adapter. `None`: Roxie's own.
+    pub profile: Option<&'static Profile>,
 }
 
 /// Numbers, queues, attributes and state of a QP.
@@ -49,6 +52,8 @@ pub struct QpContext {
     pub caps: QpCaps,
     /// The QP uses a shared receive queue. Its receives outlive the QP's errors.
     pub shares_receives: bool,
+    /// The behaviour of an adapter. `None`: Roxie's own.
+    pub profile: Option<&'static Profile>,
     state: QpState,
     attributes: QpAttributes,
 }
@@ -66,6 +71,7 @@ impl QpContext {
             service: service_of(config.init.qp_type),
             caps: config.init.caps,
             shares_receives: config.srq_pd.is_some(),
+            profile: config.profile,
             state: QpState::Reset,
             attributes: QpAttributes::default(),
         }

@@ -64,6 +64,8 @@ counters! {
     implied_nak_seq_err,
     /// Retransmission timeouts.
     local_ack_timeout_err,
+    /// Retransmissions in the adaptive phase of an adapter's timer.
+    roce_adp_retrans,
     /// Retry counter exceeded.
     retry_exceeded_err,
     /// Packets retransmitted.

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::{DmaIn, Gather, MemoryTable, Output, Span};
+use super::{DmaIn, Gather, MemoryTable, Output, Refusal, Span};
 use crate::verbs::{Access, PdId, Sge};
 use roxie_wire::Packet;
 
@@ -109,6 +109,12 @@ fn walk(
 /// If an entry names no memory of the domain, or memory without the required rights.
 pub(super) fn check(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Result<(), ListError> {
     walk(memory, pd, sges, 0, total(sges), access, |_, _| ())
+}
+
+/// Returns why the first entry that is refused is. `None`: all entries are granted.
+pub(super) fn refusal(memory: &MemoryTable, pd: PdId, sges: &[Sge], access: Access) -> Option<Refusal> {
+    let check = |sge: &Sge| memory.check_local(pd, sge.lkey.0, sge.addr, sge.length.into(), access).err();
+    sges.iter().filter(|sge| sge.length > 0).find_map(check)
 }
 
 /// Appends the pieces of a packet's payload: bytes `offset..offset + length` of the message. On error nothing was

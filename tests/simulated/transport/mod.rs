@@ -210,6 +210,7 @@ impl Stage {
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
+            profile: None,
             serves: setup.serves,
             assumes_selective_repeat: false,
         };

@@ -121,6 +121,7 @@ fn malformed_work_request_fails_without_a_packet() {
             recv_cq: CqIndex(0),
             init: QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true },
             srq_pd: None,
+            profile: None,
         };
         let mut qp = Qp::new(&config, SendQueue::new(1, 2, 8).expect("memory"));
         let (mut memory, limits) = (MemoryTable::new(1, 1), Limits::small());

@@ -1,9 +1,10 @@
 //! Completion of work requests: the oldest completes or fails, or all are flushed (IBTA 9.9.2.2, 10.8.3).
 
 use super::{Requester, Sending};
+use crate::transport::memory::Refusal;
 use crate::transport::send_queue::{QueuedWr, ResultPoint};
-use crate::transport::{Ctx, QpContext, Verdict};
-use crate::verbs::{QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
+use crate::transport::{Ctx, QpContext, Verdict, scatter};
+use crate::verbs::{Access, QpState, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
 use roxie_wire::Psn;
 
 impl Requester {
@@ -49,9 +50,33 @@ impl Requester {
         let wqe = self.window.oldest();
         //= IBTA 10.10: oldest-request-carries-the-cause
         ctx.counters.req_cqe_error += 1;
+        self.has_error = true;
+        let vendor_err = self.adapters_error(qp, ctx, status).unwrap_or(vendor_err);
         self.push_send_completion(qp, ctx, &wqe.wr, status, vendor_err, 0);
         self.window.drop_oldest();
         self.end(qp);
+    }
+
+    /// Returns the vendor error that an adapter gives with this status of the oldest work request. `None`: Roxie's own.
+    fn adapters_error(&self, qp: &QpContext, ctx: &Ctx<'_>, status: WcStatus) -> Option<u8> {
+        let errors = &qp.profile?.vendor_err;
+        match status {
+            WcStatus::LocProt => {
+                let stores = self.window.oldest().wr.opcode.returns_data();
+                let access = if stores { Access::LOCAL_WRITE } else { Access::empty() };
+                let sges = self.window.queue().sges(self.window.queue().tail());
+                match scatter::refusal(ctx.memory, qp.pd, sges, access)? {
+                    Refusal::OutOfBounds => errors.local_length,
+                    Refusal::AccessDenied => errors.local_access,
+                    _ => errors.local_key,
+                }
+            }
+            WcStatus::RemInvReq => errors.remote_invalid,
+            WcStatus::RemAccess => errors.remote_access,
+            WcStatus::RetryExc => errors.retries,
+            WcStatus::RnrRetryExc => errors.rnr_retries,
+            _ => None,
+        }
     }
 
     /// Gives up sending after a failure. The QP is to enter the error state, or SQE if its service has that.
@@ -190,8 +215,8 @@ impl Requester {
         let count = self.flush_end(qp).wrapping_sub(self.window.queue().tail()).min(most);
         for _ in 0..count {
             let wr = self.window.oldest().wr;
-            ctx.counters.req_cqe_flush_error += 1;
-            self.push_send_completion(qp, ctx, &wr, WcStatus::WrFlush, 0, 0);
+            let vendor_err = self.note_flush(qp, ctx);
+            self.push_send_completion(qp, ctx, &wr, WcStatus::WrFlush, vendor_err, 0);
             self.window.drop_oldest();
         }
         if matches!(qp.state(), QpState::Err | QpState::Sqe) {
@@ -200,6 +225,22 @@ impl Requester {
             self.sending = Sending::Open;
         }
         count
+    }
+
+    /// Counts a flush. Returns its vendor error.
+    fn note_flush(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> u8 {
+        let is_head = !std::mem::replace(&mut self.has_error, true);
+        let Some(profile) = qp.profile else {
+            ctx.counters.req_cqe_flush_error += 1;
+            return 0;
+        };
+        if profile.counts_root_alone {
+            ctx.counters.req_cqe_error += u64::from(is_head);
+        } else {
+            ctx.counters.req_cqe_flush_error += 1;
+        }
+        let errors = &profile.vendor_err;
+        if is_head { errors.flush_head } else { errors.flush_rest }.unwrap_or(0)
     }
 
     /// Has the work requests that are queued flushed before another is sent: the QP leaves an error state.

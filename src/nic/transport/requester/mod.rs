@@ -31,7 +31,7 @@ use super::pacing::{Departure, Pacing};
 use super::send_queue::SendQueue;
 use super::{Origin, QpConfig, QpContext, TxPlan, Verdict};
 use crate::congestion::{Rate, Settings, SharedRate};
-use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
+use crate::verbs::{QpAttr, QpAttributes, QpState, QpType, WcStatus};
 use ack_requests::AckRequests;
 use credits::Credits;
 use retry::Retry;
@@ -94,6 +94,8 @@ pub(super) struct Requester {
     retry: Retry,
     /// Whether work requests are sent.
     sending: Sending,
+    /// A work request has failed, or been flushed, since the QP was made or reset.
+    has_error: bool,
     credits: Credits,
     /// Local GID of the last datagram sent to a multicast group.
     group_source: Option<Gid>,
@@ -118,6 +120,7 @@ impl Requester {
             scoreboard: None,
             retry: Retry::new(),
             sending: Sending::Open,
+            has_error: false,
             credits: Credits::default(),
             group_source: None,
             pacing: Pacing::default(),
@@ -143,6 +146,9 @@ impl Requester {
             self.scoreboard = attributes.selective_repeat.then(|| Box::new(Scoreboard::new()));
         }
         self.set_timeout(attributes.ack_timeout());
+        if let Some(timer) = qp.profile.and_then(|profile| profile.ack_timer.as_ref()) {
+            self.retry.run_as(timer, attributes, qp.qpn.value().into());
+        }
         if attr.timeout.is_some() && !self.window.is_idle() {
             self.retry.stop();
             self.retry.start(now, Nanos::MAX);
@@ -196,13 +202,14 @@ impl Requester {
         self.retry.set_timeout(longest.map(patience));
     }
 
-    /// Handles progress after a loss. `longest`: the local ACK timeout.
+    /// Handles progress after a loss.
     #[cold]
-    fn note_progress(&mut self, now: Nanos, longest: Option<Nanos>) {
+    fn note_progress(&mut self, now: Nanos, attributes: &QpAttributes) {
         if let Some(board) = &mut self.scoreboard {
             board.note_progress(now, self.window.una());
-            self.set_timeout(longest);
+            self.set_timeout(attributes.ack_timeout());
         }
+        self.retry.run_again(attributes);
         if self.window.is_idle() {
             self.retry.end();
         }

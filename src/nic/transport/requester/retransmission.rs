@@ -6,6 +6,7 @@
 //! Between peers that agreed to selective repeat, `selective` sends single packets again; a rewind is the last resort.
 
 use super::{Requester, Sending};
+use crate::profile::Expiry;
 use crate::transport::{Cause, Ctx, QpContext, Verdict};
 use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
@@ -89,9 +90,31 @@ impl Requester {
         if let Some(verdict) = self.probe(qp, ctx) {
             return Some(verdict);
         }
+        if let Some(expiry) = self.retry.expire() {
+            return self.expired_as_adapter(qp, ctx, expiry);
+        }
         ctx.counters.local_ack_timeout_err += 1;
         //= IBTA 9.7.6.1.3: timeout-sends-again
         Some(self.go_back(qp, ctx, Cause::Timeout))
+    }
+
+    /// Handles an expiry of an adapter's timer, which counts its retries itself.
+    #[cold]
+    fn expired_as_adapter(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>, expiry: Expiry) -> Option<Verdict> {
+        let is_adaptive = matches!(expiry, Expiry::Adaptive | Expiry::AdaptiveExceeded);
+        ctx.counters.local_ack_timeout_err += u64::from(!is_adaptive);
+        ctx.counters.roce_adp_retrans += u64::from(expiry == Expiry::Adaptive);
+        match expiry {
+            Expiry::Adaptive | Expiry::Regular => {
+                self.rewind(Cause::Timeout);
+                Some(Verdict::GoBack(Cause::Timeout))
+            }
+            Expiry::Silent => {
+                self.retry.start(ctx.now, Nanos::MAX);
+                None
+            }
+            Expiry::Exceeded | Expiry::AdaptiveExceeded => Some(self.retries_exceeded(qp, ctx)),
+        }
     }
 
     /// Retransmits everything unacknowledged, or fails the oldest work request if no retry is left.
@@ -117,7 +140,7 @@ impl Requester {
             self.fail_oldest(qp, ctx, WcStatus::RnrRetryExc, Syndrome::RnrNak { timer }.into());
             return Verdict::Failed(WcStatus::RnrRetryExc);
         }
-        let wait = Nanos(rnr_timer_ns(timer));
+        let wait = Nanos(rnr_timer_ns(timer)) + qp.profile.map_or(Nanos::ZERO, |profile| profile.rnr_extra);
         self.rewind(Cause::Rnr);
         //= IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
         self.sending = Sending::RnrWait(ctx.now + wait);

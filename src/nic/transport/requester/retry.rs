@@ -1,7 +1,9 @@
 //! When to send again: the timer of the oldest unacknowledged packet, and the retry counters (IBTA 9.9.2.1, 9.7.5.2.8).
 
+use crate::profile::{AckTimer, AckTimerRun, Expiry};
 use crate::transport::{Cause, door};
 use crate::verbs::QpAttributes;
+use roxie_base::random::splitmix;
 use roxie_base::time::Nanos;
 
 /// Value of `rnr_retry` for infinite retries.
@@ -23,6 +25,17 @@ pub(super) struct Retry {
     cause: Option<Cause>,
     /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
     implied_nak: bool,
+    /// The ACK timer of an adapter.
+    adapter: Option<Box<AdapterTimer>>,
+}
+
+/// The ACK timer of an adapter.
+#[derive(Debug)]
+struct AdapterTimer {
+    timer: &'static AckTimer,
+    run: AckTimerRun,
+    /// Number from which the next start draws.
+    draws: u64,
 }
 
 impl Retry {
@@ -34,7 +47,33 @@ impl Retry {
             rnr_remaining: 0,
             cause: None,
             implied_nak: false,
+            adapter: None,
         }
+    }
+
+    /// Has the timer run as an adapter's. `draws`: a number of the QP's own.
+    pub(super) fn run_as(&mut self, timer: &'static AckTimer, attributes: &QpAttributes, draws: u64) {
+        if attributes.timeout != 0 {
+            let (run, wait) = AckTimerRun::start(timer, attributes.timeout, attributes.retry_cnt, draws);
+            self.adapter = Some(Box::new(AdapterTimer { timer, run, draws }));
+            self.timeout = Some(wait);
+        }
+    }
+
+    /// Starts the timer of an adapter anew, after progress.
+    pub(super) fn run_again(&mut self, attributes: &QpAttributes) {
+        if let Some(AdapterTimer { timer, mut draws, .. }) = self.adapter.take().map(|adapter| *adapter) {
+            splitmix(&mut draws);
+            self.run_as(timer, attributes, draws);
+        }
+    }
+
+    /// Handles an expiry of an adapter's timer. `None`: the timer is Roxie's own.
+    pub(super) fn expire(&mut self) -> Option<Expiry> {
+        let adapter = self.adapter.as_mut()?;
+        let (expiry, wait) = adapter.run.expire();
+        self.timeout = Some(wait);
+        Some(expiry)
     }
 
     /// Returns the time to wait for an acknowledgement.
