@@ -12,6 +12,7 @@ mod gids;
 pub mod interface;
 mod open;
 mod options;
+pub mod profile;
 mod wait;
 
 pub use bare::BarePort;
