@@ -3,7 +3,10 @@
 //! A file is TOML. A value is bare, or a table of `v` and its evidence; a section's evidence holds for all of its
 //! values. A field that is absent, or of class `unknown`, keeps Roxie's own behaviour.
 
+mod build;
 mod fields;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +16,8 @@ use toml::{Table, Value};
 pub use fields::{FIELDS, FieldKind, FieldSpec};
 
 /// Profiles that are built in, and their files.
-const BUILT_IN: [(&str, &str); 0] = [];
+const BUILT_IN: [(&str, &str); 2] =
+    [("cx6", include_str!("cx6.toml")), ("cx6-20.40", include_str!("cx6-20.40.toml"))];
 
 /// Histories of an adapter before a fault, by which its adaptive phase differs.
 pub const HISTORIES: [&str; 6] = ["steady", "fresh", "fresh-traffic", "steady-traffic", "reopened", "idle"];
@@ -148,6 +152,7 @@ impl ProfileFile {
                 _ => return Err(file.wrong(&section, "a profile has sections: `[timer]`")),
             }
         }
+        file.profile(HISTORIES[0], false)?;
         Ok(file)
     }
 
