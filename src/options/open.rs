@@ -28,6 +28,9 @@ impl DeviceOptions {
     /// Opens the device. Reports on standard error each choice made for the user.
     pub fn open(&self) -> Result<Opened, Failure> {
         self.check()?;
+        if let Some(chosen) = &self.profile {
+            output::note(format_args!("profile {}: {}", chosen.name, chosen.evidence));
+        }
         let (device, far) = match self.asked_port() {
             Some(PortKind::Memory) => self.open_memory()?,
             Some(PortKind::Udp) => (self.open_udp(&self.interface()?)?, None),
@@ -166,6 +169,7 @@ impl DeviceOptions {
             control_file: self.congestion.control_file(),
             selective_repeat: self.selective_repeat,
             serves: self.serves,
+            profile: self.profile.as_ref().map(|chosen| chosen.profile),
             name: self.name.clone(),
             roce_v1: self.roce_v1,
             ..DeviceConfig::default()

@@ -14,6 +14,7 @@ use roxie::verbs::{Mtu, Wc, WcStatus};
 use roxie_report::failure::Failure;
 
 use super::congestion::CongestionOptions;
+use super::profile::ChosenProfile;
 
 /// The port that moves frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -103,6 +104,9 @@ pub struct DeviceOptions {
     /// assume (the peer is known to)
     #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
     pub selective_repeat: SelectiveRepeat,
+    /// Behave as this adapter was measured to: a name of `roxie profile list`, or a file
+    #[arg(long, value_name = "NAME")]
+    pub(crate) profile: Option<ChosenProfile>,
     #[command(flatten)]
     pub(crate) congestion: CongestionOptions,
     /// True if the device serves other processes.

@@ -27,6 +27,7 @@ mod packaged;
 mod perftest;
 mod pingpong;
 mod preload;
+mod profiles;
 mod pyverbs;
 mod query;
 mod raw;

@@ -41,6 +41,7 @@ use roxie_options::ModeName;
 use roxie_options::congestion::CongestionOptions;
 use roxie_options::interface::{Without, usable_interface};
 use roxie_options::parse_selective;
+use roxie_options::profile::ChosenProfile;
 use roxie_report::failure::Failure;
 use roxie_report::output;
 
@@ -102,6 +103,9 @@ pub(crate) struct Options {
     /// interface, else roxie0]
     #[arg(long, value_name = "NAME")]
     name: Option<DeviceName>,
+    /// Behave as this adapter was measured to: a name of `roxie profile list`, or a file
+    #[arg(long, value_name = "NAME")]
+    profile: Option<ChosenProfile>,
     /// Port that moves frames [default: nic if one serves the interface, else packet if possible, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
@@ -249,6 +253,9 @@ fn prepare(options: &Options, default: impl FnOnce(&Interface) -> Option<Port>) 
             output::note(remark);
         }
     }
+    if let Some(chosen) = options.profile.as_ref().filter(|_| !options.quiet) {
+        output::note(format_args!("profile {}: {}", chosen.name, chosen.evidence));
+    }
     let mode = options.mode.map_or(Mode::Auto, Mode::from);
     let (mut nic, mut name) = (None, options.name.clone());
     if preflight.port == Port::Nic {
@@ -299,6 +306,8 @@ impl Prepared {
             ("ROXIE_CAPTURE", options.capture.clone().map(OsString::from)),
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        let profile = options.profile.as_ref().and_then(|chosen| serde_json::to_string(chosen.profile).ok());
+        all.extend(profile.map(|profile| ("ROXIE_PROFILE", profile.into())));
         all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
         if options.roce_v1 {
             all.push(("ROXIE_ROCE_V1", "on".into()));

@@ -4,7 +4,10 @@
 //! values. A field that is absent, or of class `unknown`, keeps Roxie's own behaviour.
 
 mod build;
+mod chosen;
 mod fields;
+#[cfg(test)]
+mod loss_tests;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +16,7 @@ use std::fs;
 
 use toml::{Table, Value};
 
+pub use chosen::ChosenProfile;
 pub use fields::{FIELDS, FieldKind, FieldSpec};
 
 /// Profiles that are built in, and their files.

@@ -14,6 +14,7 @@ use roxie_base::time::Nanos;
 use roxie_engine::{Adapter, Drive, Engine, EventSink, Workers};
 use roxie_nic::congestion::Rate;
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
+use roxie_nic::profile::Profile;
 use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
 use roxie_port::netdev::link_speed;
 use roxie_port::undelivered::Undelivered;
@@ -52,6 +53,8 @@ pub struct DeviceConfig {
     pub rxe_flush_icrc: bool,
     /// Selective repeat on RC connections.
     pub selective_repeat: SelectiveRepeat,
+    /// The behaviour of an adapter, for as long as the program runs. `None`: Roxie's own.
+    pub profile: Option<&'static Profile>,
     /// The device serves other processes: each has a QP1 besides the device's.
     pub serves: bool,
     /// Order in which the interface's addresses become GIDs.
@@ -135,6 +138,7 @@ impl Device {
             mig_req: config.mig_req,
             rxe_flush_icrc: config.rxe_flush_icrc,
             assumes_selective_repeat: config.selective_repeat == SelectiveRepeat::Assume,
+            profile: config.profile,
             serves: config.serves,
             ..NicConfig::default()
         };

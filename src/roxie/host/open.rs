@@ -230,6 +230,7 @@ impl Device {
             ("faults", stack.fault.is_some() || !stack.rules.is_empty()),
             ("congestion control", config.congestion != CongestionConfig::default()),
             ("congestion control", config.control_file.is_some()),
+            ("the profile of an adapter", config.profile.is_some()),
         ];
         match ours.into_iter().find(|(_, asked)| *asked && device.is_some()) {
             Some((what, _)) => Err(OpenError::NicsOwn { interface: interface.to_owned(), what }),

@@ -90,6 +90,7 @@ impl Nic {
             control_file,
             selective_repeat: settings.selective_repeat,
             roce_v1: settings.roce_v1,
+            profile: settings.profile,
             ..DeviceConfig::default()
         };
         let stack = Stack {

@@ -26,6 +26,7 @@ use roxie::host::{DeviceName, PacketRule, PacketRules, PortPlan, SETTINGS_FILE, 
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
+use roxie::profile::Profile;
 use roxie::time::Nanos;
 
 use crate::base::report;
@@ -38,6 +39,7 @@ const SPIN: Nanos = Nanos::from_micros(50);
 pub(crate) struct Settings {
     /// Name of the device.
     pub(crate) name: DeviceName,
+    pub(crate) profile: Option<&'static Profile>,
     interface: Option<String>,
     pub(crate) port: PortPlan,
     pub(crate) drive: Drive,
@@ -119,6 +121,10 @@ pub(crate) fn settings() -> &'static Settings {
         };
         let selective_repeat = parsed("ROXIE_SELECTIVE_REPEAT", "off").unwrap_or_default();
         let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
+        let profile = variable("ROXIE_PROFILE").and_then(|text| {
+            let report_error = |error| report::print("ROXIE_PROFILE", format_args!("{error}; taken as none"));
+            serde_json::from_str::<Profile>(&text).map_err(report_error).ok()
+        });
         let launcher = variable("ROXIE_ORPHANS");
         let interface = variable("ROXIE_DEV");
         Settings {
@@ -135,6 +141,7 @@ pub(crate) fn settings() -> &'static Settings {
             service_type,
             roce_v1: variable("ROXIE_ROCE_V1").is_some_and(|text| text == "on"),
             selective_repeat,
+            profile: profile.map(|profile| &*Box::leak(Box::new(profile))),
             launcher,
         }
     });
