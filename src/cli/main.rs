@@ -21,6 +21,7 @@ mod nic;
 mod perf;
 mod pingpong;
 mod products;
+mod profile;
 mod quota;
 mod run;
 mod show;
@@ -54,6 +55,7 @@ enum Command {
     Enable(run::EnableArguments),
     Extcap(capture::extcap::Arguments),
     Perf(perf::Arguments),
+    Profile(profile::Arguments),
     /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
     /// Copy files to and from an NFS server over RDMA, or serve a folder
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
         Command::Enable(arguments) => run::enable(&arguments),
         Command::Extcap(arguments) => capture::extcap::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
+        Command::Profile(arguments) => profile::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
         Command::Nfs(_) => products::start("nfs", &line[1..]),
         Command::Nic(arguments) => nic::run(&arguments),

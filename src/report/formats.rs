@@ -31,6 +31,8 @@ pub const LAB: u32 = 1;
 pub const NFS: u32 = 1;
 /// Version of `roxie nvme --json`.
 pub const NVME: u32 = 1;
+/// Version of `roxie profile --json`.
+pub const PROFILE: u32 = 1;
 /// Version of `roxie perf --json`.
 pub const PERF: u32 = 1;
 /// Version of `roxie pingpong --json`.

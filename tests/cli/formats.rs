@@ -121,6 +121,8 @@ fn changed_json_has_a_new_version() {
     fs::write(place.path().join("events.json"), r#"[{"us": 0, "cnp": true}]"#).unwrap();
     fs::write(place.path().join("small.toml"), crate::sim::SCENARIO).unwrap();
     formats.run("cc knobs");
+    formats.run("profile list");
+    formats.run("profile show cx6");
     formats.add("cc", run(&format!("cc replay --line-rate 40 {}", file("events.json"))).succeeded().json());
     formats.add("conform report", [report()]);
     let listed = run("conform list --json").succeeded().stdout;
