@@ -8,6 +8,11 @@ use roxie_report::failure::Failure;
 use roxie_report::{formats, output};
 use serde_json::{Value, json};
 
+#[cfg(test)]
+mod stage;
+#[cfg(test)]
+mod text;
+
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 the profiles differ (diff), 2 wrong usage, 3 there is no such profile.";
 
