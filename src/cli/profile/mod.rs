@@ -8,10 +8,9 @@ use roxie_report::failure::Failure;
 use roxie_report::{formats, output};
 use serde_json::{Value, json};
 
-#[cfg(test)]
 mod stage;
-#[cfg(test)]
 mod text;
+mod trial;
 
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 the profiles differ (diff), 2 wrong usage, 3 there is no such profile.";
@@ -21,9 +20,11 @@ const EXIT_CODES: &str =
 #[command(
     long_about = "Profiles of adapters: what others have measured, captured or documented of their transport, field by field with its \
         evidence. A profile is a name that `list` prints, or a file. A field without evidence keeps Roxie's own behaviour, and `show` says \
-        so.",
+        so.\n\n`try` runs one small case on the engine in virtual time: a silent peer, a wrong key, a flush. It prints what would be on \
+        the wire, which completions come when, and which counters move, so that somebody with the adapter can put both side by side.",
     after_help = format!(
-        "Examples:\n  roxie profile show cx6\n  roxie profile diff cx6 cx6-20.40\n\n{EXIT_CODES}"
+        "Examples:\n  roxie profile show cx6\n  roxie profile diff cx6 cx6-20.40\n  roxie profile try cx6 silent --timeout 17 --retry 2\n  \
+         roxie profile try own bad-rkey --batch 4 --at 1 --json\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {
@@ -57,6 +58,7 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    Try(trial::Arguments),
 }
 
 /// Runs the command.
@@ -65,6 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         What::List { json } => list(*json).map(|()| ExitCode::SUCCESS),
         What::Show { name, json } => show(name, *json).map(|()| ExitCode::SUCCESS),
         What::Diff { a, b, json } => diff(a, b, *json),
+        What::Try(arguments) => trial::run(arguments).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|failure| failure.report("profile"))
 }
