@@ -123,6 +123,8 @@ fn changed_json_has_a_new_version() {
     formats.run("cc knobs");
     formats.run("profile list");
     formats.run("profile show cx6");
+    formats.run("profile try cx6 bad-rkey --batch 2");
+    formats.run("profile try cx6 silent");
     formats.add("cc", run(&format!("cc replay --line-rate 40 {}", file("events.json"))).succeeded().json());
     formats.add("conform report", [report()]);
     let listed = run("conform list --json").succeeded().stdout;

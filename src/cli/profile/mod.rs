@@ -9,6 +9,8 @@ use roxie_report::{formats, output};
 use serde_json::{Value, json};
 
 mod stage;
+#[cfg(test)]
+mod tests;
 mod text;
 mod trial;
 
