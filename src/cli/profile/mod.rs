@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use roxie_options::profile::{FIELDS, Field, ProfileError, ProfileFile, names};
+use roxie_options::profile::{Evidence, FIELDS, Field, ProfileError, ProfileFile, names};
 use roxie_report::failure::Failure;
 use roxie_report::{formats, output};
 use serde_json::{Value, json};
@@ -115,16 +115,27 @@ fn show(name: &str, as_json: bool) -> Result<(), Failure> {
     for (path, _, what, own) in &FIELDS {
         let fields: Vec<_> = file.named(path).collect();
         for (path, field) in &fields {
-            let from = field.evidence.as_ref().map_or_else(String::new, |evidence| {
-                format!("    {} on {} ({})", evidence.class.word(), evidence.who, evidence.src)
-            });
-            output::line(format_args!("{path} = {}    {what}{from}", field.value))?;
+            output::line(format_args!("{path} = {}", shown(path, &field.value)))?;
+            match &field.evidence {
+                None => output::line(format_args!("    {what}"))?,
+                Some(Evidence { class, who, src }) => {
+                    output::line(format_args!("    {what}: {} on {who} ({src})", class.word()))?;
+                }
+            }
         }
         if fields.is_empty() {
-            output::line(format_args!("{path}    {what}    Roxie's own: {own}; nobody has measured it"))?;
+            output::line(format_args!("{path}\n    {what}: Roxie's own, {own}: nobody has measured it"))?;
         }
     }
     output::line(file.evidence())
+}
+
+/// Returns a value as its readers know it: vendor errors in hexadecimal.
+fn shown(path: &str, value: &toml::Value) -> String {
+    match value.as_integer().filter(|_| path.starts_with("vendor_err.")) {
+        Some(code) => format!("{code:#04x}"),
+        None => value.to_string(),
+    }
 }
 
 fn as_rows(file: &ProfileFile, path: &str, what: &str, own: &str) -> Vec<Value> {
@@ -133,7 +144,7 @@ fn as_rows(file: &ProfileFile, path: &str, what: &str, own: &str) -> Vec<Value> 
         return vec![json!({ "path": path, "meaning": what, "own": own })];
     }
     let row = |(path, field): &(&str, &Field)| {
-        let value = field.value.to_string();
+        let value = shown(path, &field.value);
         match &field.evidence {
             None => json!({ "path": path, "meaning": what, "value": value }),
             Some(evidence) => json!({
@@ -151,7 +162,7 @@ fn diff(a: &str, b: &str, as_json: bool) -> Result<ExitCode, Failure> {
     paths.sort_unstable();
     paths.dedup();
     let value = |file: &ProfileFile, path: &str| {
-        file.get(path).map_or_else(|| "Roxie's own".to_owned(), ToString::to_string)
+        file.get(path).map_or_else(|| "Roxie's own".to_owned(), |value| shown(path, value))
     };
     let differing: Vec<[String; 3]> = paths
         .into_iter()

@@ -158,6 +158,47 @@ fn completions_have_the_order_and_errors_measured() {
     assert_eq!(statuses(&tried("cx6 no-atomic-right")), [(9, 0x8a)]);
 }
 
+/// Memory of 4096 bytes, path MTU 1024: packets that fit are placed, and SQ_PSN says how many.
+#[test]
+fn range_is_checked_packet_by_packet() {
+    for (place, bytes, packets) in [
+        ("--offset 4064 --length 64", 0, 0),
+        ("--offset 2048 --length 4096", 2048, 2),
+        ("--offset 2560 --length 2048", 1024, 1),
+        ("--offset 1024 --length 4096", 3072, 3),
+    ] {
+        let outcome = tried(&format!("cx6 out-of-range --peer cx5 --mtu 1024 {place}"));
+        assert_eq!(outcome["placed"]["bytes"].as_u64(), Some(bytes), "{place}");
+        assert_eq!(outcome["sq_psn_delta"].as_i64(), Some(packets), "{place}");
+        assert_eq!(statuses(&outcome), [(10, 0x88)], "{place}");
+        assert!(list(&outcome, "declined").is_empty(), "{place}: {outcome}");
+        assert_eq!(tried(&format!("own out-of-range {place}"))["placed"]["bytes"].as_u64(), Some(0));
+    }
+}
+
+/// The right, the count, the key. No counter of errors moves at the responder.
+#[test]
+fn responder_counts_between_right_and_key() {
+    for (case, writes, cause) in [
+        ("no-right", 0, "req_remote_invalid_request"),
+        ("bad-rkey", 1, "req_remote_access_errors"),
+        ("out-of-range", 1, "req_remote_access_errors"),
+    ] {
+        let outcome = tried(&format!("cx6 {case} --peer cx5"));
+        let moved = outcome["counters"]["responder"].as_object().expect("counters");
+        assert_eq!(counter(&outcome, "responder", "rx_write_requests"), writes, "{case}");
+        assert_eq!(moved.len() as u64, writes, "{case}: {moved:?}");
+        assert_eq!(counter(&outcome, "requester", cause), 1, "{case}");
+        assert_eq!(outcome["state"]["responder"], "ERR", "{case}");
+    }
+    let good = tried("cx6 rnr --peer cx5 --rnr-retry 0 --opcode send");
+    assert_eq!(counter(&good, "responder", "out_of_buffer"), 1);
+    assert!(
+        list(&tried("cx6 out-of-range --peer cx6"), "declined").len() == 2,
+        "nobody has measured its responder"
+    );
+}
+
 #[test]
 fn flush_by_software_marks_its_head() {
     for outstanding in [0, 1, 4, 64] {

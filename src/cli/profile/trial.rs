@@ -145,7 +145,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Returns what the case brings.
 pub(super) fn outcome(arguments: &Arguments) -> Result<Value, Failure> {
     let (file, profile) = chosen(&arguments.name, arguments)?;
-    let (_, peer) = chosen(arguments.peer.as_deref().unwrap_or("own"), arguments)?;
+    let (peer_file, peer) = chosen(arguments.peer.as_deref().unwrap_or("own"), arguments)?;
     let case = arguments.case;
     let mut access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
     access.set(Access::REMOTE_WRITE | Access::REMOTE_READ, case != Case::NoRight);
@@ -176,7 +176,7 @@ pub(super) fn outcome(arguments: &Arguments) -> Result<Value, Failure> {
         ),
         ("sq_psn_delta", near.sq_psn.distance_from(first_psn).into()),
         ("state", json!({ "requester": name(near.state), "responder": name(far.state) })),
-        ("declined", json!(declined(arguments, file.as_ref()))),
+        ("declined", json!(declined(arguments, file.as_ref(), peer_file.as_ref()))),
     ]);
     Ok(outcome.into_iter().map(|(key, value)| (key.to_owned(), value)).collect::<Map<_, _>>().into())
 }
@@ -351,10 +351,21 @@ fn report(stage: &Stage, arguments: &Arguments, first_psn: Psn) -> Vec<(&'static
     ]
 }
 
-/// Returns what the requester's profile has no evidence for.
-fn declined(arguments: &Arguments, file: Option<&ProfileFile>) -> Vec<&'static str> {
-    let Some(file) = file else { return Vec::new() };
+/// Returns what the profiles have no evidence for.
+fn declined(
+    arguments: &Arguments,
+    file: Option<&ProfileFile>,
+    peer: Option<&ProfileFile>,
+) -> Vec<&'static str> {
     let mut declined = Vec::new();
+    let is_refused = matches!(arguments.case, Case::BadRkey | Case::OutOfRange | Case::NoRight);
+    if is_refused && peer.is_some_and(|peer| peer.get("responder.range").is_none()) {
+        declined.extend(["placed", "counters.responder"]);
+    }
+    let Some(file) = file else { return declined };
+    if is_refused && file.get("requester.sq_psn").is_none() {
+        declined.push("sq_psn_delta");
+    }
     let is_timed = match arguments.case {
         Case::Silent | Case::Killed => {
             if arguments.floor == "off" {

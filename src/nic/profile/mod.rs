@@ -22,6 +22,21 @@ pub struct Profile {
     pub vendor_err: VendorErrors,
     /// `req_cqe_error` counts the root cause and the first flush behind none, and `req_cqe_flush_error` nothing.
     pub counts_root_alone: bool,
+    /// A QP that has failed says that it has sent what is acknowledged, and no more.
+    pub sq_psn_is_acknowledged: bool,
+    /// The responder.
+    pub responder: ResponderProfile,
+}
+
+/// The behaviour of an adapter's responder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResponderProfile {
+    /// The range of a WRITE is checked packet by packet: those that fit are placed.
+    pub checks_each_packet: bool,
+    /// `rx_write_requests` counts a WRITE before its key is checked, and not once it is executed.
+    pub counts_before_key: bool,
+    /// Counters of requests that were refused do not move.
+    pub counts_no_refusal: bool,
 }
 
 macro_rules! vendor_errors {

@@ -2,7 +2,7 @@
 //!
 //! Parts are given the context with each call, and cannot change it: [`Qp`](super::Qp) sets state and attributes.
 
-use crate::profile::Profile;
+use crate::profile::{Profile, ResponderProfile};
 use crate::verbs::{CqIndex, PdId, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType};
 use roxie_wire::mad::GSI_QKEY;
 use roxie_wire::{Bth, Packet, Qpn, Service};
@@ -85,6 +85,11 @@ impl QpContext {
     /// Returns the QP's attributes.
     pub fn attributes(&self) -> &QpAttributes {
         &self.attributes
+    }
+
+    /// Returns an adapter's behaviour as a responder, or Roxie's own.
+    pub(super) fn responder_profile(&self) -> ResponderProfile {
+        self.profile.map_or_else(ResponderProfile::default, |profile| profile.responder)
     }
 
     /// Returns the path MTU in bytes.

@@ -1,6 +1,6 @@
 //! The part of a profile that a NIC gets.
 
-use roxie::profile::{AckTimer, Adaptive, Profile, Step, VendorErrors};
+use roxie::profile::{AckTimer, Adaptive, Profile, ResponderProfile, Step, VendorErrors};
 use roxie::time::Nanos;
 
 use super::fields::{real, steps};
@@ -23,10 +23,13 @@ impl ProfileFile {
             ack_timer: if floor_off { self.spaced()? } else { self.two_phase(history)? },
             rnr_extra: Nanos::from_micros(self.number("rnr.extra_us").unwrap_or(0)),
             vendor_err,
-            counts_root_alone: self
-                .get("counters.root_alone")
-                .and_then(toml::Value::as_bool)
-                .unwrap_or(false),
+            counts_root_alone: self.is_set("counters.root_alone"),
+            sq_psn_is_acknowledged: self.get("requester.sq_psn").is_some(),
+            responder: ResponderProfile {
+                checks_each_packet: self.get("responder.range").is_some(),
+                counts_before_key: self.is_set("responder.count_before_key"),
+                counts_no_refusal: self.is_set("responder.counts_no_refusal"),
+            },
         })
     }
 
@@ -63,12 +66,15 @@ impl ProfileFile {
         if !self.has_floor_off() {
             return Ok(None);
         }
-        let is_silent = self.get("timer.floor_off.first_is_silent").and_then(toml::Value::as_bool);
         Ok(Some(AckTimer::Spaced {
             first: self.steps("timer.floor_off.first")?,
-            first_is_silent: is_silent.unwrap_or(false),
+            first_is_silent: self.is_set("timer.floor_off.first_is_silent"),
             spacing: self.real("timer.floor_off.spacing")?,
         }))
+    }
+
+    fn is_set(&self, path: &str) -> bool {
+        self.get(path).and_then(toml::Value::as_bool).unwrap_or(false)
     }
 
     fn number(&self, path: &str) -> Option<u64> {

@@ -23,7 +23,7 @@ pub enum FieldKind {
 pub type FieldSpec = (&'static str, FieldKind, &'static str, &'static str);
 
 /// All fields.
-pub const FIELDS: [FieldSpec; 24] = [
+pub const FIELDS: [FieldSpec; 28] = [
     ("id.name", FieldKind::Text, "name", "none"),
     ("id.part", FieldKind::Number(0xffff), "number of the part", "none"),
     ("id.firmware", FieldKind::Text, "range of firmware", "none"),
@@ -52,6 +52,25 @@ pub const FIELDS: [FieldSpec; 24] = [
     ("vendor_err.remote_access", FieldKind::Number(255), "NAK: remote access error", "the NAK's syndrome"),
     ("vendor_err.retries", FieldKind::Number(255), "no retry is left", "0"),
     ("vendor_err.rnr_retries", FieldKind::Number(255), "no RNR retry is left", "the NAK's syndrome"),
+    (
+        "requester.sq_psn",
+        FieldKind::Word(&["acknowledged"]),
+        "SQ_PSN of a QP that has failed",
+        "the next to send",
+    ),
+    (
+        "responder.range",
+        FieldKind::Word(&["packet"]),
+        "what the range of a WRITE is checked for",
+        "the message",
+    ),
+    (
+        "responder.count_before_key",
+        FieldKind::Flag,
+        "rx_write_requests counts before the key is checked",
+        "once executed",
+    ),
+    ("responder.counts_no_refusal", FieldKind::Flag, "counters of refused requests do not move", "they do"),
     (
         "counters.root_alone",
         FieldKind::Flag,

@@ -20,8 +20,11 @@ pub use chosen::ChosenProfile;
 pub use fields::{FIELDS, FieldKind, FieldSpec};
 
 /// Profiles that are built in, and their files.
-const BUILT_IN: [(&str, &str); 2] =
-    [("cx6", include_str!("cx6.toml")), ("cx6-20.40", include_str!("cx6-20.40.toml"))];
+const BUILT_IN: [(&str, &str); 3] = [
+    ("cx5", include_str!("cx5.toml")),
+    ("cx6", include_str!("cx6.toml")),
+    ("cx6-20.40", include_str!("cx6-20.40.toml")),
+];
 
 /// Histories of an adapter before a fault, by which its adaptive phase differs.
 pub const HISTORIES: [&str; 6] = ["steady", "fresh", "fresh-traffic", "steady-traffic", "reopened", "idle"];

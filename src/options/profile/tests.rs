@@ -21,7 +21,8 @@ fn built_in_values_name_their_source() {
             let profile = file.profile(history, false).expect("whole");
             assert_eq!(profile.ack_timer.is_some(), file.has_history(history), "{name} {history}");
         }
-        assert!(matches!(file.profile("steady", true).unwrap().ack_timer, Some(AckTimer::Spaced { .. })));
+        let spaced = file.profile("steady", true).unwrap().ack_timer;
+        assert_eq!(matches!(spaced, Some(AckTimer::Spaced { .. })), file.has_floor_off(), "{name}");
     }
 }
 
@@ -61,5 +62,5 @@ fn wrong_files_name_field_and_remedy() {
         assert!(parts.iter().all(|part| why.contains(part)), "{text:?}: {why}");
     }
     let why = ProfileFile::find("/no/such.toml").expect_err("none").to_string();
-    assert!(why.contains("/no/such.toml") && why.contains("cx6, cx6-20.40"), "{why}");
+    assert!(why.contains("/no/such.toml") && why.contains("cx5, cx6, cx6-20.40"), "{why}");
 }

@@ -80,7 +80,10 @@ impl Qp {
 
     /// Returns the next PSNs: (to send, expected).
     pub fn psns(&self) -> (Psn, Psn) {
-        (self.requester.window().psn(), self.responder.expected())
+        let is_acknowledged = self.context.profile.is_some_and(|profile| profile.sq_psn_is_acknowledged);
+        let failed_at =
+            self.requester.failed_at().filter(|_| is_acknowledged && self.state() == QpState::Err);
+        (failed_at.unwrap_or(self.requester.window().psn()), self.responder.expected())
     }
 
     /// Returns the prepared headers, once the QP has a path.

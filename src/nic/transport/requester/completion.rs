@@ -50,7 +50,7 @@ impl Requester {
         let wqe = self.window.oldest();
         //= IBTA 10.10: oldest-request-carries-the-cause
         ctx.counters.req_cqe_error += 1;
-        self.has_error = true;
+        self.failed_at.get_or_insert(self.window.una());
         let vendor_err = self.adapters_error(qp, ctx, status).unwrap_or(vendor_err);
         self.push_send_completion(qp, ctx, &wqe.wr, status, vendor_err, 0);
         self.window.drop_oldest();
@@ -229,7 +229,8 @@ impl Requester {
 
     /// Counts a flush. Returns its vendor error.
     fn note_flush(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> u8 {
-        let is_head = !std::mem::replace(&mut self.has_error, true);
+        let is_head = self.failed_at.is_none();
+        self.failed_at.get_or_insert(self.window.una());
         let Some(profile) = qp.profile else {
             ctx.counters.req_cqe_flush_error += 1;
             return 0;

@@ -94,8 +94,9 @@ pub(super) struct Requester {
     retry: Retry,
     /// Whether work requests are sent.
     sending: Sending,
-    /// A work request has failed, or been flushed, since the QP was made or reset.
-    has_error: bool,
+    /// The oldest unacknowledged PSN when a work request failed, or was flushed, for the first time since the QP was
+    /// made or reset.
+    failed_at: Option<Psn>,
     credits: Credits,
     /// Local GID of the last datagram sent to a multicast group.
     group_source: Option<Gid>,
@@ -120,7 +121,7 @@ impl Requester {
             scoreboard: None,
             retry: Retry::new(),
             sending: Sending::Open,
-            has_error: false,
+            failed_at: None,
             credits: Credits::default(),
             group_source: None,
             pacing: Pacing::default(),
@@ -192,6 +193,11 @@ impl Requester {
             board.sent_again(now, psn, count, self.window.sent_end());
             self.skip_received();
         }
+    }
+
+    /// Returns the oldest unacknowledged PSN at the first failure or flush.
+    pub(super) fn failed_at(&self) -> Option<Psn> {
+        self.failed_at
     }
 
     /// Sets the time after which silence is a loss. `longest`: the local ACK timeout.

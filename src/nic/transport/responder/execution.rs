@@ -66,7 +66,14 @@ impl Responder {
         let (reth, received) = match (self.receiving.message(), packet.reth()) {
             (Message::Write { reth, received }, _) => (reth, received),
             (_, Some(reth)) => {
-                self.check_write_start(qp, ctx, &reth)?;
+                let profile = qp.responder_profile();
+                if profile.counts_before_key {
+                    qp.check_allowed(Access::REMOTE_WRITE, &reth)?;
+                    ctx.counters.rx_write_requests += 1;
+                }
+                if !profile.checks_each_packet {
+                    self.check_write_start(qp, ctx, &reth)?;
+                }
                 (reth, 0)
             }
             (_, None) => return Err(Check::Opcode.into()),
@@ -96,7 +103,7 @@ impl Responder {
         ctx.counters.rcvd_bytes += u64::from(payload.length);
         self.receiving.set(Message::Write { reth, received: after });
         if is_last(packet) {
-            ctx.counters.rx_write_requests += 1;
+            ctx.counters.rx_write_requests += u64::from(!qp.responder_profile().counts_before_key);
             if with_imm {
                 self.receiving.complete(qp, ctx, packet, WcOpcode::RecvWriteImm, total);
             }

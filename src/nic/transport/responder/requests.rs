@@ -119,14 +119,15 @@ impl Responder {
         let Received { qp, packet, .. } = request;
         let RequestRefused { check, receive } = refusal;
         self.replies.push_last(Reply::Nak { psn: packet.bth.psn, msn: self.msn, why: check });
+        let counted = u64::from(!qp.responder_profile().counts_no_refusal);
         let kind = match check.nak() {
             NakCode::RemoteAccess => {
-                ctx.counters.resp_remote_access_errors += 1;
+                ctx.counters.resp_remote_access_errors += counted;
                 EventKind::QpAccessError
             }
             NakCode::RemoteOperational => EventKind::QpFatal,
             _ => {
-                ctx.counters.resp_invalid_requests += 1;
+                ctx.counters.resp_invalid_requests += counted;
                 EventKind::QpRequestError
             }
         };
