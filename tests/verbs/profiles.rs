@@ -30,7 +30,7 @@ fn unknown_profile_is_refused_with_those_there_are() {
     let refused =
         Running::start(&site.local, launcher(&["--dev", "left", "--profile", "cx0"], "true")).finish();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    for part in ["\"cx0\"", "built in are cx5, cx6, cx6-20.40"] {
+    for part in ["\"cx0\"", "built in are cx4lx, cx5, cx6, cx6-20.40"] {
         assert!(refused.output.contains(part), "{refused:?}");
     }
 }

@@ -3,11 +3,12 @@
 use super::gsi::names_foreign_qp;
 use super::host_side::DmaOut;
 use super::{Nic, QpEntry, Sent, split};
+use crate::profile::CnpProfile;
 use crate::transport::{AddressHandles, Gather, Origin, TxPlan, door};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::FrameMut;
-use roxie_wire::{self as wire, MAX_HEADERS, datagram_port, flow_port};
+use roxie_wire::{self as wire, Bth, MAX_HEADERS, datagram_port, flow_port};
 
 /// Returns the flow label of an address handle; 0: none.
 fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
@@ -260,8 +261,16 @@ impl Nic {
         let Some(av) = entry.qp.attributes().av else { return };
         let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
         let template = entry.qp.template_along(&own, self.congestion.tag_with(&av, sl));
+        let cnp = self.config.profile.map_or_else(CnpProfile::default, |profile| profile.cnp);
+        let bth = Bth { mig_req: cnp.mig_req.unwrap_or(plan.bth.mig_req), ..plan.bth };
         let mut headers = [0; MAX_HEADERS];
-        let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
+        let length = template.write_headers(&mut headers, &bth, &plan.ext, 0);
+        if let Some(port) = cnp.source_port {
+            template.set_source_port(&mut headers, port);
+        }
+        if let Some(first) = cnp.first_ip_id {
+            template.set_identification(&mut headers, first.wrapping_add(self.counters.np_cnp_sent as u16));
+        }
         frame.write(0, &headers[..length]);
         invariant!(entry.notification_due, "a notification leaves that is not due");
         entry.notification_due = false;

@@ -26,6 +26,19 @@ pub struct Profile {
     pub sq_psn_is_acknowledged: bool,
     /// The responder.
     pub responder: ResponderProfile,
+    /// Congestion notifications (CNP).
+    pub cnp: CnpProfile,
+}
+
+/// An adapter's congestion notifications. `None`: as Roxie's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CnpProfile {
+    /// UDP source port. Roxie's own: that of the QP.
+    pub source_port: Option<u16>,
+    /// MigReq bit. Roxie's own: that of the QP.
+    pub mig_req: Option<bool>,
+    /// IPv4 identification of the first one; each later one has the next. Roxie's own: 0.
+    pub first_ip_id: Option<u16>,
 }
 
 /// The behaviour of an adapter's responder.

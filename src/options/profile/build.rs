@@ -1,6 +1,6 @@
 //! The part of a profile that a NIC gets.
 
-use roxie::profile::{AckTimer, Adaptive, Profile, ResponderProfile, Step, VendorErrors};
+use roxie::profile::{AckTimer, Adaptive, CnpProfile, Profile, ResponderProfile, Step, VendorErrors};
 use roxie::time::Nanos;
 
 use super::fields::{real, steps};
@@ -24,6 +24,11 @@ impl ProfileFile {
             rnr_extra: Nanos::from_micros(self.number("rnr.extra_us").unwrap_or(0)),
             vendor_err,
             counts_root_alone: self.is_set("counters.root_alone"),
+            cnp: CnpProfile {
+                source_port: self.number("cnp.source_port").map(|port| port as u16),
+                mig_req: self.get("cnp.mig_req").and_then(toml::Value::as_bool),
+                first_ip_id: self.number("cnp.first_ip_id").map(|id| id as u16),
+            },
             sq_psn_is_acknowledged: self.get("requester.sq_psn").is_some(),
             responder: ResponderProfile {
                 checks_each_packet: self.get("responder.range").is_some(),

@@ -23,7 +23,7 @@ pub enum FieldKind {
 pub type FieldSpec = (&'static str, FieldKind, &'static str, &'static str);
 
 /// All fields.
-pub const FIELDS: [FieldSpec; 28] = [
+pub const FIELDS: [FieldSpec; 31] = [
     ("id.name", FieldKind::Text, "name", "none"),
     ("id.part", FieldKind::Number(0xffff), "number of the part", "none"),
     ("id.firmware", FieldKind::Text, "range of firmware", "none"),
@@ -71,6 +71,14 @@ pub const FIELDS: [FieldSpec; 28] = [
         "once executed",
     ),
     ("responder.counts_no_refusal", FieldKind::Flag, "counters of refused requests do not move", "they do"),
+    ("cnp.source_port", FieldKind::Number(0xffff), "UDP source port of CNPs", "the QP's"),
+    ("cnp.mig_req", FieldKind::Flag, "MigReq bit of CNPs", "the QP's"),
+    (
+        "cnp.first_ip_id",
+        FieldKind::Number(0xffff),
+        "IPv4 identification of the first CNP, then counted up",
+        "0",
+    ),
     (
         "counters.root_alone",
         FieldKind::Flag,

@@ -62,5 +62,5 @@ fn wrong_files_name_field_and_remedy() {
         assert!(parts.iter().all(|part| why.contains(part)), "{text:?}: {why}");
     }
     let why = ProfileFile::find("/no/such.toml").expect_err("none").to_string();
-    assert!(why.contains("/no/such.toml") && why.contains("cx5, cx6, cx6-20.40"), "{why}");
+    assert!(why.contains("/no/such.toml") && why.contains("cx4lx, cx5, cx6, cx6-20.40"), "{why}");
 }

@@ -332,6 +332,16 @@ impl Template {
         }
     }
 
+    /// Sets the IPv4 identification in headers written from this template, which has 0. No effect on others.
+    pub fn set_identification(&self, headers: &mut [u8; MAX_HEADERS], identification: u16) {
+        let l3 = &mut headers[self.l3_offset..];
+        if matches!(self.kind, Kind::Ipv4 { .. }) {
+            l3[4..6].copy_from_slice(&identification.to_be_bytes());
+            let sum = u64::from(!u16::from_be_bytes([l3[10], l3[11]])) + u64::from(identification);
+            l3[10..12].copy_from_slice(&net::ipv4_checksum(sum).to_be_bytes());
+        }
+    }
+
     /// Replaces the ICRC of a sealed FLUSH by the one that rdma_rxe computes ([`icrc::of_rxe_flush`]). Other
     /// packets are left alone.
     pub fn seal_as_rxe(&self, frame: &mut FrameMut<'_>) {

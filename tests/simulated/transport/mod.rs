@@ -37,6 +37,7 @@ mod answers;
 mod asks;
 mod atomics;
 mod between;
+mod captured_cnp;
 mod checks;
 mod congestion;
 mod counters;
