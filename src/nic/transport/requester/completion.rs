@@ -58,6 +58,7 @@ impl Requester {
     }
 
     /// Returns the vendor error that an adapter gives with this status of the oldest work request. `None`: Roxie's own.
+    #[cold]
     fn adapters_error(&self, qp: &QpContext, ctx: &Ctx<'_>, status: WcStatus) -> Option<u8> {
         let errors = &qp.profile?.vendor_err;
         match status {
@@ -228,6 +229,7 @@ impl Requester {
     }
 
     /// Counts a flush. Returns its vendor error.
+    #[cold]
     fn note_flush(&mut self, qp: &QpContext, ctx: &mut Ctx<'_>) -> u8 {
         let is_head = self.failed_at.is_none();
         self.failed_at.get_or_insert(self.window.una());
