@@ -39,6 +39,7 @@ impl Requester {
     }
 
     /// Completes the oldest work request with `status`, and gives up sending.
+    #[cold]
     pub(super) fn fail_oldest(
         &mut self,
         qp: &QpContext,
