@@ -44,7 +44,7 @@ impl End {
         let (port, link) = if number == 1 { (near, far) } else { (far, near) };
         let mut host = Host::new(number, config, port);
         let region = host.register(memory, access);
-        let caps = QpCaps { max_send_wr: 256, ..QpCaps::default() };
+        let caps = QpCaps { max_send_wr: 256, max_recv_wr: 257, ..QpCaps::default() };
         let qp = host.queue_pair().caps(caps).cq_entries(512).create();
         End { host, link, qp, region }
     }

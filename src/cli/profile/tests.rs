@@ -112,6 +112,9 @@ fn rnr_wait_is_longer_than_its_code() {
     let end = outcome["end_ms"].as_f64().expect("an end");
     assert!((12.2..=13.0).contains(&end), "{end} ms");
     assert_eq!(statuses(&outcome), [(13, 0x87)]);
+    // Messages before the bad one have a receive.
+    let later = tried("cx6 rnr --batch 4 --at 2");
+    assert_eq!(statuses(&later), [(0, 0), (0, 0), (13, 0x87), (5, 0xf9)]);
     let at_once = tried("cx6 rnr --rnr-retry 0");
     assert!(at_once["end_ms"].as_f64().is_some_and(|ms| ms < 0.3));
     for name in ["rnr_nak_retry_err", "req_rnr_retries_exceeded", "req_cqe_error"] {
@@ -156,6 +159,11 @@ fn completions_have_the_order_and_errors_measured() {
         }
     }
     assert_eq!(statuses(&tried("cx6 no-atomic-right")), [(9, 0x8a)]);
+    for opcode in ["read", "send"] {
+        let outcome =
+            tried(&format!("cx6 bad-lkey --batch 3 --at 1 --opcode {opcode} --length 5000 --region 100"));
+        assert_eq!(statuses(&outcome), [(0, 0), (4, 0x52), (5, 0xf9)], "{opcode}");
+    }
 }
 
 /// Memory of 4096 bytes, path MTU 1024: packets that fit are placed, and SQ_PSN says how many.

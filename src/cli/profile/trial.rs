@@ -160,7 +160,7 @@ pub(super) fn outcome(arguments: &Arguments) -> Result<Value, Failure> {
     };
     let config = |profile, seed| NicConfig { seed, profile, ..NicConfig::default() };
     let configs = [config(profile, arguments.seed), config(peer, arguments.seed ^ 1 << 32)];
-    let memory = [arguments.length as usize, arguments.region as usize];
+    let memory = [arguments.length as usize, region(arguments) as usize];
     let mut stage = Stage::new(configs, memory, &agreed);
     stage.near.region.memory.write(0, &vec![0xa5; memory[0]]).expect("within the region");
     let (first_psn, before) = play(&mut stage, arguments)?;
@@ -197,16 +197,41 @@ fn chosen(
     Ok((Some(file), Some(Box::leak(Box::new(profile)))))
 }
 
+/// Bytes of the responder's memory: all of a work request's fit, unless they are not to.
+fn region(arguments: &Arguments) -> u32 {
+    match arguments.case {
+        Case::OutOfRange => arguments.region,
+        _ => arguments.region.max(arguments.offset.saturating_add(arguments.length)),
+    }
+}
+
+/// Posts the receives that the case leaves the responder: for `rnr`, none for the bad work request and those behind it.
+fn post_receives(stage: &mut Stage, arguments: &Arguments) -> Result<(), roxie_sim::PostError> {
+    let count = match arguments.case {
+        Case::Rnr => arguments.at,
+        // Also for the one before the end of a peer.
+        _ => arguments.batch.max(arguments.outstanding) + 1,
+    };
+    let End { host, qp, region, .. } = &stage.far;
+    (0..count).try_for_each(|index| host.post_recv(qp, index.into(), &[region.sge(0, arguments.length)]))
+}
+
 /// Posts what the case needs, and runs to its end. Returns the PSN and the counters with which it begins.
 fn play(stage: &mut Stage, arguments: &Arguments) -> Result<(Psn, [Vec<u64>; 2]), Failure> {
     let refused = |error| Failure::Run(format!("the simulated NIC refuses: {error}"));
+    post_receives(stage, arguments).map_err(refused)?;
     match arguments.case {
         Case::Silent | Case::Flush => stage.is_joined = false,
         Case::Killed => {
             send(stage, &work_request(arguments, 0, false), arguments.length, false).map_err(refused)?;
             stage.run(stage.now + Nanos::from_millis(1));
             stage.is_joined = false;
-            stage.far.region.memory.write(0, &vec![0; arguments.region as usize]).expect("within the region");
+            stage
+                .far
+                .region
+                .memory
+                .write(0, &vec![0; region(arguments) as usize])
+                .expect("within the region");
         }
         _ => {}
     }
@@ -253,7 +278,7 @@ fn work_request(arguments: &Arguments, index: u16, is_bad: bool) -> SendWr {
     };
     let flags = if is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
     let outside = is_bad && arguments.case == Case::OutOfRange && arguments.offset == 0;
-    // Without --offset, the last byte but one.
+    // Without --offset, from the last byte on.
     let offset = if outside {
         arguments.region - 1
     } else if is_bad {
@@ -335,7 +360,7 @@ fn report(stage: &Stage, arguments: &Arguments, first_psn: Psn) -> Vec<(&'static
         json!({ "ms": ms(*at), "index": wc.wr_id, "signaled": signaled, "status": wc.status as u8, "vendor_err": wc.vendor_err })
     };
     let root = stage.completions.iter().find(|(_, wc)| wc.status as u8 != 0).or(stage.completions.last());
-    let placed = stage.far.region.bytes(0, arguments.region as usize);
+    let placed = stage.far.region.bytes(0, region(arguments) as usize);
     let last = placed.iter().rposition(|byte| *byte != 0);
     let case = arguments.case.to_possible_value().map_or_else(String::new, |case| case.get_name().to_owned());
     vec![
