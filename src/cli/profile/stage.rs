@@ -75,6 +75,8 @@ pub(super) struct Stage {
     pub(super) transmissions: Vec<Transmission>,
     pub(super) timeouts: Vec<Timeout>,
     pub(super) completions: Vec<(Nanos, Wc)>,
+    /// When the responder last sent.
+    pub(super) last_answer: Option<Nanos>,
     /// The requester's causes to repeat, with their counts so far.
     causes: [(&'static str, &'static str, u64); 4],
     why: &'static str,
@@ -96,6 +98,7 @@ impl Stage {
             transmissions: Vec::new(),
             timeouts: Vec::new(),
             completions: Vec::new(),
+            last_answer: None,
             causes: [
                 ("adaptive", "roce_adp_retrans", 0),
                 ("regular", "local_ack_timeout_err", 0),
@@ -135,6 +138,11 @@ impl Stage {
         at - self.origin
     }
 
+    /// Returns when the responder last sent, in ms: before the case began, a negative number.
+    pub(super) fn last_answer_ms(&self) -> Option<f64> {
+        self.last_answer.map(|at| (at.0 as f64 - self.origin.0 as f64) / 1e6)
+    }
+
     /// Moves the requester's QP to the error state, as software does.
     pub(super) fn fail_requester(&mut self) {
         let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
@@ -168,7 +176,9 @@ impl Stage {
         is_active |= self.carry_requests();
         if self.is_joined {
             is_active |= !self.far.host.poll(self.now).is_idle();
-            is_active |= carry(&mut self.far.link, Some(&mut self.near.link), self.now, |_| ());
+            let answers = carry(&mut self.far.link, Some(&mut self.near.link), self.now, |_| ());
+            self.last_answer = if answers { Some(self.now) } else { self.last_answer };
+            is_active |= answers;
         }
         while let Some(wc) = self.near.host.poll_cq(&self.near.qp) {
             self.completions.push((self.now, wc));

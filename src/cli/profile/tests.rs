@@ -159,6 +159,7 @@ fn completions_have_the_order_and_errors_measured() {
         }
     }
     assert_eq!(statuses(&tried("cx6 no-atomic-right")), [(9, 0x8a)]);
+    assert_eq!(statuses(&tried("cx6 no-atomic-right --length 3")), [(9, 0x8a)]);
     for opcode in ["read", "send"] {
         let outcome =
             tried(&format!("cx6 bad-lkey --batch 3 --at 1 --opcode {opcode} --length 5000 --region 100"));
@@ -229,4 +230,15 @@ fn unknown_history_declines_its_times() {
     let declined: Vec<_> = list(&outcome, "declined").iter().filter_map(Value::as_str).collect();
     assert_eq!(declined, ["transmissions.ms", "timeouts.ms", "completions.ms", "end_ms"]);
     assert_eq!(counter(&outcome, "requester", "local_ack_timeout_err"), 6);
+    // Vendor errors and counters of which nothing is known are declined as such.
+    let of_cx5 = tried("cx5 bad-lkey --peer cx5");
+    let declined: Vec<_> = list(&of_cx5, "declined").iter().filter_map(Value::as_str).collect();
+    assert_eq!(declined, ["completions.vendor_err", "counters.requester"]);
+}
+
+#[test]
+fn killed_peer_has_answered_before() {
+    let outcome = tried("cx6 killed --history fresh");
+    assert!(outcome["last_ack_ms"].as_f64().is_some_and(|ms| (-1.1..0.0).contains(&ms)), "{outcome}");
+    assert!(tried("cx6 silent")["last_ack_ms"].is_null());
 }

@@ -12,6 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::stage::{Agreed, End, Stage};
 
+/// Bytes of an atomic.
+const ATOMIC: u32 = 8;
+
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Case {
@@ -160,7 +163,7 @@ pub(super) fn outcome(arguments: &Arguments) -> Result<Value, Failure> {
     };
     let config = |profile, seed| NicConfig { seed, profile, ..NicConfig::default() };
     let configs = [config(profile, arguments.seed), config(peer, arguments.seed ^ 1 << 32)];
-    let memory = [arguments.length as usize, region(arguments) as usize];
+    let memory = [arguments.length.max(ATOMIC) as usize, region(arguments) as usize];
     let mut stage = Stage::new(configs, memory, &agreed);
     stage.near.region.memory.write(0, &vec![0xa5; memory[0]]).expect("within the region");
     let (first_psn, before) = play(&mut stage, arguments)?;
@@ -201,7 +204,7 @@ fn chosen(
 fn region(arguments: &Arguments) -> u32 {
     match arguments.case {
         Case::OutOfRange => arguments.region,
-        _ => arguments.region.max(arguments.offset.saturating_add(arguments.length)),
+        _ => arguments.region.max(arguments.offset.saturating_add(arguments.length.max(ATOMIC))),
     }
 }
 
@@ -210,10 +213,15 @@ fn post_receives(stage: &mut Stage, arguments: &Arguments) -> Result<(), roxie_s
     let count = match arguments.case {
         Case::Rnr => arguments.at,
         // Also for the one before the end of a peer.
-        _ => arguments.batch.max(arguments.outstanding) + 1,
+        _ => count(arguments) + 1,
     };
     let End { host, qp, region, .. } = &stage.far;
     (0..count).try_for_each(|index| host.post_recv(qp, index.into(), &[region.sge(0, arguments.length)]))
+}
+
+/// Number of work requests.
+fn count(arguments: &Arguments) -> u16 {
+    if arguments.case == Case::Flush { arguments.outstanding } else { arguments.batch }
 }
 
 /// Posts what the case needs, and runs to its end. Returns the PSN and the counters with which it begins.
@@ -238,8 +246,7 @@ fn play(stage: &mut Stage, arguments: &Arguments) -> Result<(Psn, [Vec<u64>; 2])
     stage.begin();
     let before = [counters(&stage.near), counters(&stage.far)];
     let first_psn = stage.near.host.query(stage.now, &stage.near.qp).sq_psn;
-    let count = if arguments.case == Case::Flush { arguments.outstanding } else { arguments.batch };
-    for index in 0..count {
+    for index in 0..count(arguments) {
         let is_bad = index == arguments.at;
         let wr = work_request(arguments, index, is_bad);
         send(stage, &wr, length_of(arguments, is_bad), is_bad && arguments.case == Case::BadLkey)
@@ -257,7 +264,7 @@ fn play(stage: &mut Stage, arguments: &Arguments) -> Result<(Psn, [Vec<u64>; 2])
 fn length_of(arguments: &Arguments, is_bad: bool) -> u32 {
     match arguments.case {
         Case::TooLong if is_bad => arguments.length + 4096,
-        Case::NoAtomicRight => 8.min(arguments.length),
+        Case::NoAtomicRight if is_bad => ATOMIC,
         _ => arguments.length,
     }
 }
@@ -270,7 +277,7 @@ fn work_request(arguments: &Arguments, index: u16, is_bad: bool) -> SendWr {
         (_, Opcode::Write) => WrOpcode::Write,
         (_, Opcode::Read) => WrOpcode::Read,
     };
-    let is_last = index + 1 == arguments.batch.max(arguments.outstanding);
+    let is_last = index + 1 == count(arguments);
     let is_signaled = match arguments.signaled {
         Signaled::All => true,
         Signaled::Last => is_last,
@@ -308,7 +315,7 @@ fn send(stage: &mut Stage, wr: &SendWr, length: u32, has_bad_key: bool) -> Resul
 }
 
 /// Counters by their mlx5 names, where mlx5 has one.
-const COUNTERS: [(&str, &str); 19] = [
+const COUNTERS: [(&str, &str); 20] = [
     ("rx_write_requests", "rx_write_requests"),
     ("rx_read_requests", "rx_read_requests"),
     ("rx_atomic_requests", "rx_atomic_requests"),
@@ -327,17 +334,17 @@ const COUNTERS: [(&str, &str); 19] = [
     ("resp_remote_access_errors", "resp_remote_access_errors"),
     ("req_cqe_flush_error", "req_cqe_flush_error"),
     ("retry_exceeded_err", "req_transport_retries_exceeded"),
+    ("retry_rnr_exceeded_err", "req_rnr_retries_exceeded"),
     ("roce_adp_retrans", "roce_adp_retrans"),
 ];
 
 fn counters(end: &End) -> Vec<u64> {
-    let rnr = ("retry_rnr_exceeded_err", "req_rnr_retries_exceeded");
-    COUNTERS.iter().chain([&rnr]).map(|(name, _)| end.counter(name)).collect()
+    COUNTERS.iter().map(|(name, _)| end.counter(name)).collect()
 }
 
 /// Returns the counters that moved.
 fn moved(before: &[u64], after: &[u64]) -> Map<String, Value> {
-    let names = COUNTERS.iter().map(|(_, name)| *name).chain(["req_rnr_retries_exceeded"]);
+    let names = COUNTERS.iter().map(|(_, name)| *name);
     let deltas = names.zip(after.iter().zip(before)).map(|(name, (after, before))| (name, after - before));
     deltas.filter(|(_, delta)| *delta > 0).map(|(name, delta)| (name.to_owned(), delta.into())).collect()
 }
@@ -373,6 +380,7 @@ fn report(stage: &Stage, arguments: &Arguments, first_psn: Psn) -> Vec<(&'static
         ("placed", json!({ "bytes": placed.iter().filter(|byte| **byte != 0).count(), "last_offset": last })),
         ("sent_packets", stage.transmissions.len().into()),
         ("end_ms", root.map(|(at, _)| ms(*at)).into()),
+        ("last_ack_ms", stage.last_answer_ms().into()),
     ]
 }
 
@@ -405,8 +413,29 @@ fn declined(
     if !is_timed {
         declined.extend(["transmissions.ms", "timeouts.ms", "completions.ms", "end_ms"]);
     }
-    if file.fields.keys().all(|path| !path.starts_with("vendor_err.")) {
+    if vendor_errors(arguments).iter().any(|cause| file.get(&format!("vendor_err.{cause}")).is_none()) {
         declined.push("completions.vendor_err");
     }
+    if file.get("counters.root_alone").is_none() {
+        declined.push("counters.requester");
+    }
     declined
+}
+
+/// Returns the causes of vendor errors that the case meets.
+fn vendor_errors(arguments: &Arguments) -> Vec<&'static str> {
+    let root = match arguments.case {
+        Case::Silent | Case::Killed => "retries",
+        Case::Rnr => "rnr_retries",
+        Case::BadRkey | Case::OutOfRange => "remote_access",
+        Case::NoRight | Case::NoAtomicRight => "remote_invalid",
+        Case::BadLkey => "local_key",
+        Case::TooLong => "local_length",
+        Case::Flush => "flush_head",
+    };
+    let has_rest = match arguments.case {
+        Case::Flush => arguments.outstanding > 1,
+        _ => arguments.at + 1 < arguments.batch,
+    };
+    [root].into_iter().chain(has_rest.then_some("flush_rest")).collect()
 }

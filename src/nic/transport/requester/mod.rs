@@ -147,9 +147,9 @@ impl Requester {
             self.scoreboard = attributes.selective_repeat.then(|| Box::new(Scoreboard::new()));
         }
         self.set_timeout(attributes.ack_timeout());
-        if let Some(timer) = qp.profile.and_then(|profile| profile.ack_timer.as_ref()) {
-            self.retry.run_as(timer, attributes, qp.qpn.value().into());
-        }
+        // Selective repeat has a timer of its own.
+        let timer = qp.profile.and_then(|profile| profile.ack_timer.as_ref());
+        self.retry.run_as(timer.filter(|_| self.scoreboard.is_none()), attributes, qp.qpn.value().into());
         if attr.timeout.is_some() && !self.window.is_idle() {
             self.retry.stop();
             self.retry.start(now, Nanos::MAX);

@@ -51,9 +51,10 @@ impl Retry {
         }
     }
 
-    /// Has the timer run as an adapter's. `draws`: a number of the QP's own.
-    pub(super) fn run_as(&mut self, timer: &'static AckTimer, attributes: &QpAttributes, draws: u64) {
-        if attributes.timeout != 0 {
+    /// Has the timer run as an adapter's. `None`: as Roxie's own. `draws`: a number of the QP's own.
+    pub(super) fn run_as(&mut self, timer: Option<&'static AckTimer>, attributes: &QpAttributes, draws: u64) {
+        self.adapter = None;
+        if let Some(timer) = timer.filter(|_| attributes.timeout != 0) {
             let (run, wait) = AckTimerRun::start(timer, attributes.timeout, attributes.retry_cnt, draws);
             self.adapter = Some(Box::new(AdapterTimer { timer, run, draws }));
             self.timeout = Some(wait);
@@ -64,7 +65,7 @@ impl Retry {
     pub(super) fn run_again(&mut self, attributes: &QpAttributes) {
         if let Some(AdapterTimer { timer, mut draws, .. }) = self.adapter.take().map(|adapter| *adapter) {
             splitmix(&mut draws);
-            self.run_as(timer, attributes, draws);
+            self.run_as(Some(timer), attributes, draws);
         }
     }
 
