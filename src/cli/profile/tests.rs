@@ -208,6 +208,18 @@ fn responder_counts_between_right_and_key() {
     );
 }
 
+/// A profile of one's own, with the range alone.
+#[test]
+fn range_by_packet_needs_the_right_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("own.toml");
+    let text = "[responder]\nclass = \"m\"\nwho = \"a card\"\nsrc = \"a page\"\nrange = \"packet\"\n";
+    std::fs::write(&file, text).expect("written");
+    let outcome = tried(&format!("own no-right --peer {}", file.display()));
+    assert_eq!(statuses(&outcome), [(9, 0x61)], "NAK: invalid request");
+    assert_eq!(outcome["placed"]["bytes"].as_u64(), Some(0));
+}
+
 #[test]
 fn flush_by_software_marks_its_head() {
     for outstanding in [0, 1, 4, 64] {

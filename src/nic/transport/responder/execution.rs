@@ -67,12 +67,10 @@ impl Responder {
             (Message::Write { reth, received }, _) => (reth, received),
             (_, Some(reth)) => {
                 let profile = qp.responder_profile();
-                if profile.counts_before_key {
-                    qp.check_allowed(Access::REMOTE_WRITE, &reth)?;
-                    ctx.counters.rx_write_requests += 1;
-                }
+                qp.check_allowed(Access::REMOTE_WRITE, &reth)?;
+                ctx.counters.rx_write_requests += u64::from(profile.counts_before_key);
                 if !profile.checks_each_packet {
-                    self.check_write_start(qp, ctx, &reth)?;
+                    self.check_write_key(qp, ctx, &reth)?;
                 }
                 (reth, 0)
             }
@@ -114,6 +112,10 @@ impl Responder {
 
     pub(super) fn check_write_start(&self, qp: &QpContext, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), Check> {
         qp.check_allowed(Access::REMOTE_WRITE, reth)?;
+        self.check_write_key(qp, ctx, reth)
+    }
+
+    fn check_write_key(&self, qp: &QpContext, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), Check> {
         //= IBTA 9.7.4.1.5: empty-access-checks-no-key
         // The key of an empty WRITE is not checked (IBTA 9.7.4.1.5).
         if reth.dma_len > 0 {
