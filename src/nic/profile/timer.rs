@@ -7,6 +7,7 @@
 //! spaced       a first timeout, which may send nothing, then timeouts at one interval
 //! ```
 
+use roxie_base::random::splitmix;
 use roxie_base::time::Nanos;
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +123,8 @@ pub struct AckTimerRun {
     timer: &'static AckTimer,
     code: u8,
     retry_cnt: u8,
+    /// Number from which the first point is chosen.
+    draw: u64,
     phase: Phase,
 }
 
@@ -143,7 +146,15 @@ impl AckTimerRun {
                 }
             }
         };
-        (AckTimerRun { timer, code, retry_cnt, phase }, wait)
+        (AckTimerRun { timer, code, retry_cnt, draw, phase }, wait)
+    }
+
+    /// Starts anew, with the next draw. Returns the time to the first expiry.
+    pub fn restart(&mut self) -> Nanos {
+        splitmix(&mut self.draw);
+        let (run, wait) = AckTimerRun::start(self.timer, self.code, self.retry_cnt, self.draw);
+        *self = run;
+        wait
     }
 
     /// Handles an expiry. Returns what it leads to, and the time to the next.

@@ -405,7 +405,7 @@ impl Requester {
         // Progress of the receiver ends the RNR wait.
         self.sending.end_wait();
         if self.retry.cause().is_some() {
-            self.note_progress(ctx.now, attributes);
+            self.note_progress(ctx.now, attributes.ack_timeout());
         }
         //= IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
         if self.window.is_idle() {

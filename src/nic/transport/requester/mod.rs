@@ -31,7 +31,7 @@ use super::pacing::{Departure, Pacing};
 use super::send_queue::SendQueue;
 use super::{Origin, QpConfig, QpContext, TxPlan, Verdict};
 use crate::congestion::{Rate, Settings, SharedRate};
-use crate::verbs::{QpAttr, QpAttributes, QpState, QpType, WcStatus};
+use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
 use ack_requests::AckRequests;
 use credits::Credits;
 use retry::Retry;
@@ -208,14 +208,14 @@ impl Requester {
         self.retry.set_timeout(longest.map(patience));
     }
 
-    /// Handles progress after a loss.
+    /// Handles progress after a loss. `longest`: the local ACK timeout.
     #[cold]
-    fn note_progress(&mut self, now: Nanos, attributes: &QpAttributes) {
+    fn note_progress(&mut self, now: Nanos, longest: Option<Nanos>) {
         if let Some(board) = &mut self.scoreboard {
             board.note_progress(now, self.window.una());
-            self.set_timeout(attributes.ack_timeout());
+            self.set_timeout(longest);
         }
-        self.retry.run_again(attributes);
+        self.retry.run_again();
         if self.window.is_idle() {
             self.retry.end();
         }

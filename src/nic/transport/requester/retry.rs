@@ -3,7 +3,6 @@
 use crate::profile::{AckTimer, AckTimerRun, Expiry};
 use crate::transport::{Cause, door};
 use crate::verbs::QpAttributes;
-use roxie_base::random::splitmix;
 use roxie_base::time::Nanos;
 
 /// Value of `rnr_retry` for infinite retries.
@@ -26,16 +25,7 @@ pub(super) struct Retry {
     /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
     implied_nak: bool,
     /// The ACK timer of an adapter.
-    adapter: Option<Box<AdapterTimer>>,
-}
-
-/// The ACK timer of an adapter.
-#[derive(Debug)]
-struct AdapterTimer {
-    timer: &'static AckTimer,
-    run: AckTimerRun,
-    /// Number from which the next start draws.
-    draws: u64,
+    adapter: Option<Box<AckTimerRun>>,
 }
 
 impl Retry {
@@ -51,28 +41,25 @@ impl Retry {
         }
     }
 
-    /// Has the timer run as an adapter's. `None`: as Roxie's own. `draws`: a number of the QP's own.
-    pub(super) fn run_as(&mut self, timer: Option<&'static AckTimer>, attributes: &QpAttributes, draws: u64) {
-        self.adapter = None;
-        if let Some(timer) = timer.filter(|_| attributes.timeout != 0) {
-            let (run, wait) = AckTimerRun::start(timer, attributes.timeout, attributes.retry_cnt, draws);
-            self.adapter = Some(Box::new(AdapterTimer { timer, run, draws }));
+    /// Has the timer run as an adapter's. `None`: as Roxie's own. `draw`: a number of the QP's own.
+    pub(super) fn run_as(&mut self, timer: Option<&'static AckTimer>, attributes: &QpAttributes, draw: u64) {
+        self.adapter = timer.filter(|_| attributes.timeout != 0).map(|timer| {
+            let (run, wait) = AckTimerRun::start(timer, attributes.timeout, attributes.retry_cnt, draw);
             self.timeout = Some(wait);
-        }
+            Box::new(run)
+        });
     }
 
     /// Starts the timer of an adapter anew, after progress.
-    pub(super) fn run_again(&mut self, attributes: &QpAttributes) {
-        if let Some(AdapterTimer { timer, mut draws, .. }) = self.adapter.take().map(|adapter| *adapter) {
-            splitmix(&mut draws);
-            self.run_as(Some(timer), attributes, draws);
+    pub(super) fn run_again(&mut self) {
+        if let Some(adapter) = &mut self.adapter {
+            self.timeout = Some(adapter.restart());
         }
     }
 
     /// Handles an expiry of an adapter's timer. `None`: the timer is Roxie's own.
     pub(super) fn expire(&mut self) -> Option<Expiry> {
-        let adapter = self.adapter.as_mut()?;
-        let (expiry, wait) = adapter.run.expire();
+        let (expiry, wait) = self.adapter.as_mut()?.expire();
         self.timeout = Some(wait);
         Some(expiry)
     }
