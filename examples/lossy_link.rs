@@ -45,14 +45,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("it has not come to an end in a minute of virtual time".into());
     }
     pair.a.poll_cq(&qp_a).ok_or("no completion")?.ok()?;
-    let all = pair.a.worker.counters();
-    let counter = |name| all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value);
     println!(
         "seed {seed}: {LENGTH} bytes crossed in {} of virtual time; {} packets were sent, {} of them again; {} frames were lost",
         pair.now,
-        counter("sent_pkts"),
-        counter("retransmitted_packets"),
-        counter("fault_tx_dropped"),
+        pair.a.counter("sent_pkts"),
+        pair.a.counter("retransmitted_packets"),
+        pair.a.counter("fault_tx_dropped"),
     );
     Ok(())
 }

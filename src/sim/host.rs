@@ -229,6 +229,11 @@ impl Host {
         self.busy || self.worker.needed_by() <= now
     }
 
+    /// Returns a counter of the NIC or its port; 0 if none has this name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.worker.counters().into_iter().filter(|(known, _)| *known == name).map(|(_, value)| value).sum()
+    }
+
     /// Returns the path from this host to host `to`.
     pub fn path(&self, to: u16, ipv6: bool) -> AddressVector {
         AddressVector::new(

@@ -34,9 +34,7 @@
 //!     pair.a.post_send(&qp_a, &write, Payload::Sges(&[from.sge(0, LENGTH as u32)]))?;
 //!     assert!(pair.run(Nanos::from_millis(10_000)), "the hosts are idle within 10 s of virtual time");
 //!     assert_eq!(pair.a.poll_cq(&qp_a).map(|wc| wc.status), Some(WcStatus::Success));
-//!     let counters = pair.a.worker.counters();
-//!     let again = counters.iter().find(|(name, _)| *name == "retransmitted_packets").map_or(0, |(_, n)| *n);
-//!     Ok((again, pair.now))
+//!     Ok((pair.a.counter("retransmitted_packets"), pair.now))
 //! }
 //!
 //! let (again, time) = cross(7)?;

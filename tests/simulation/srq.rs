@@ -235,9 +235,7 @@ impl SharedQueue {
         );
         let missing = self.open.range(..taken).count();
         // An overflowed completion queue has lost completions.
-        let counters = host.worker.counters();
-        let lost =
-            counters.iter().find(|(name, _)| *name == "cq_overflow").map_or(0, |(_, lost)| *lost as usize);
+        let lost = host.counter("cq_overflow") as usize;
         let explained = self.leaks + users + lost;
         assert!(missing <= explained, "{place}: {missing} receives are missing, {explained} may be");
         let lengths = self.layout.offsets.iter().map(|_| u64::from(self.room));

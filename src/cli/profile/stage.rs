@@ -48,10 +48,6 @@ impl End {
         let qp = host.queue_pair().caps(caps).cq_entries(512).create();
         End { host, link, qp, region }
     }
-
-    pub(super) fn counter(&self, name: &str) -> u64 {
-        self.host.worker.counters().iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
-    }
 }
 
 /// What the ends agree on.
@@ -190,7 +186,7 @@ impl Stage {
     fn note_causes(&mut self) {
         let mut why = None;
         for (cause, counter, before) in &mut self.causes {
-            let value = self.near.counter(counter);
+            let value = self.near.host.counter(counter);
             if value > std::mem::replace(before, value) {
                 why = Some(*cause);
             }

@@ -339,7 +339,7 @@ const COUNTERS: [(&str, &str); 20] = [
 ];
 
 fn counters(end: &End) -> Vec<u64> {
-    COUNTERS.iter().map(|(name, _)| end.counter(name)).collect()
+    COUNTERS.iter().map(|(name, _)| end.host.counter(name)).collect()
 }
 
 /// Returns the counters that moved.

@@ -179,8 +179,7 @@ impl Stage {
 
     /// Returns a counter of one end.
     pub(super) fn counter(&self, end: usize, name: &str) -> u64 {
-        let all = self.fabric.hosts()[end].worker.counters();
-        all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
+        self.fabric.hosts()[end].counter(name)
     }
 
     /// Ends the run. Returns the ladder of both captures, and the captures.

@@ -206,13 +206,7 @@ pub(super) fn play(play: Play) -> Result<Played, Failure> {
             break;
         }
     }
-    let counted = |name: &str| {
-        let of = |n: usize| {
-            let all = fabric.hosts()[n].worker.counters();
-            all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
-        };
-        (0..links.len()).map(of).sum()
-    };
+    let counted = |name: &str| (0..links.len()).map(|n| fabric.hosts()[n].counter(name)).sum();
     Ok(Played {
         retransmitted: counted("retransmitted_packets"),
         notified: counted("np_cnp_sent"),

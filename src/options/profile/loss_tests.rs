@@ -64,8 +64,7 @@ fn exchange(profiles: [Option<&'static Profile>; 2], seed: u64) -> u64 {
     assert_eq!(to.bytes(0, 2 * LENGTH), bytes, "{profiles:?} seed {seed}");
     assert_eq!(from.bytes(at(3), LENGTH), bytes[..LENGTH], "{profiles:?} seed {seed}");
     assert!(pair.a.poll_cq(&qp_a).is_none() && pair.b.poll_cq(&qp_b).is_none());
-    let counters = pair.a.worker.counters();
-    counters.iter().find(|(name, _)| *name == "retransmitted_packets").map_or(0, |(_, count)| *count)
+    pair.a.counter("retransmitted_packets")
 }
 
 #[test]

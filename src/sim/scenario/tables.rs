@@ -44,8 +44,7 @@ pub(super) fn active_queues(Network { shape, fabric }: Network<'_>) -> Vec<PortQ
 
 /// Returns a counter of a host; 0 if there is none of this name.
 pub(super) fn counter(fabric: &Fabric, host: usize, name: &str) -> u64 {
-    let counters = fabric.hosts()[host].worker.counters();
-    counters.iter().find(|(of, _)| *of == name).map_or(0, |(_, count)| *count)
+    fabric.hosts()[host].counter(name)
 }
 
 /// Returns the table `flows`. `traffic`: the tables of traffic that made the flows.

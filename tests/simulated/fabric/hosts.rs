@@ -233,9 +233,7 @@ fn nic_that_honours_pauses_loses_nothing() {
         incast.write(50, 16, Nanos::from_millis(300));
         let dropped = incast.fabric.switch(0).queue(4, 0).drops.all();
         // Pause frames are counted.
-        let counters = incast.fabric.hosts()[0].worker.counters();
-        let pauses =
-            counters.iter().find(|(name, _)| *name == "rx_prio0_pause").map_or(0, |(_, count)| *count);
+        let pauses = incast.fabric.hosts()[0].counter("rx_prio0_pause");
         (dropped, incast.sent_again(), pauses)
     };
     let (dropped, again, pauses) = play("pfc=0");

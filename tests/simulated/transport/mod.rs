@@ -305,7 +305,7 @@ impl Stage {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        self.host.worker.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
+        self.host.counter(name)
     }
 
     /// Polls all completions and returns their `wr_id` and status.
