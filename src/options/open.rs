@@ -29,7 +29,7 @@ impl DeviceOptions {
     pub fn open(&self) -> Result<Opened, Failure> {
         self.check()?;
         if let Some(chosen) = &self.profile {
-            output::note(format_args!("profile {}: {}", chosen.name, chosen.evidence));
+            chosen.report();
         }
         let (device, far) = match self.asked_port() {
             Some(PortKind::Memory) => self.open_memory()?,

@@ -86,7 +86,11 @@ fn find(name: &str) -> Result<ProfileFile, Failure> {
 fn list(as_json: bool) -> Result<(), Failure> {
     let files = names().map(find).collect::<Result<Vec<_>, _>>()?;
     if as_json {
-        let profiles: Vec<_> = files.iter().map(|file| json!({ "name": file.name, "firmware": text_of(file, "id.firmware"), "fields": file.fields.len() })).collect();
+        let profile = |file: &ProfileFile| {
+            let firmware = text_of(file, "id.firmware");
+            json!({ "name": file.name, "firmware": firmware, "fields": file.fields.len() })
+        };
+        let profiles: Vec<_> = files.iter().map(profile).collect();
         return formats::print(formats::PROFILE, json!({ "profiles": profiles }));
     }
     for file in &files {

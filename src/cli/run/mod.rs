@@ -254,7 +254,7 @@ fn prepare(options: &Options, default: impl FnOnce(&Interface) -> Option<Port>) 
         }
     }
     if let Some(chosen) = options.profile.as_ref().filter(|_| !options.quiet) {
-        output::note(format_args!("profile {}: {}", chosen.name, chosen.evidence));
+        chosen.report();
     }
     let mode = options.mode.map_or(Mode::Auto, Mode::from);
     let (mut nic, mut name) = (None, options.name.clone());

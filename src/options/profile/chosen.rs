@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use roxie::profile::Profile;
+use roxie_report::output;
 
 use super::{Class, FIELDS, Field, HISTORIES, ProfileError, ProfileFile};
 
@@ -10,11 +11,11 @@ use super::{Class, FIELDS, Field, HISTORIES, ProfileError, ProfileFile};
 #[derive(Clone, Debug)]
 pub struct ChosenProfile {
     /// The profile's name, or its file.
-    pub name: String,
+    name: String,
     /// The behaviour.
     pub profile: &'static Profile,
     /// How many fields are of which class.
-    pub evidence: String,
+    evidence: String,
 }
 
 impl FromStr for ChosenProfile {
@@ -25,6 +26,13 @@ impl FromStr for ChosenProfile {
         // Once in a program: the option is read once.
         let profile = Box::leak(Box::new(file.profile(HISTORIES[0], false)?));
         Ok(ChosenProfile { name: name.to_owned(), profile, evidence: file.evidence() })
+    }
+}
+
+impl ChosenProfile {
+    /// Reports on standard error how much of the profile is known.
+    pub fn report(&self) {
+        output::note(format_args!("profile {}: {}", self.name, self.evidence));
     }
 }
 

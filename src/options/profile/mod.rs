@@ -160,7 +160,8 @@ impl ProfileFile {
                 _ => return Err(file.wrong(&section, "a profile has sections: `[timer]`")),
             }
         }
-        file.profile(HISTORIES[0], false)?;
+        HISTORIES.iter().try_for_each(|history| file.profile(history, false).map(drop))?;
+        file.profile(HISTORIES[0], true)?;
         Ok(file)
     }
 

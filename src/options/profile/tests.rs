@@ -56,6 +56,11 @@ fn wrong_files_name_field_and_remedy() {
             "[timer]\nclass = \"m\"\nmode = \"two-phase\"\n[timer.history.steady]\nclass = \"m\"\nsteps = [[1, 1]]",
             ["timer.history.steady.first_ms", "missing"],
         ),
+        (
+            "[timer.history.idle]\nclass = \"m\"\nsteps = [[1, 1]]\n[timer]\nclass = \"m\"\nmode = \"two-phase\"",
+            ["timer.history.idle.first_ms", "missing"],
+        ),
+        ("[timer.floor_off]\nclass = \"m\"\nspacing = 1.0", ["timer.floor_off.first", "missing"]),
         ("[timer", ["profile x", "line 1"]),
     ] {
         let why = refused(text);

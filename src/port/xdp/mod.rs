@@ -52,13 +52,15 @@ pub fn open(config: &XdpConfig) -> Result<Box<dyn Port>, XdpError> {
 ///
 /// # Errors
 /// [`XdpError`] says what failed and what to do about it.
-#[cfg_attr(not(feature = "xdp"), allow(unused_variables, reason = "nothing opens"))]
 pub fn open_split(config: &XdpConfig, most: usize) -> Result<Vec<Box<dyn Port>>, XdpError> {
     config.check()?;
     #[cfg(feature = "xdp")]
     return Ok(XdpPort::open(config)?.split(most).into_iter().map(|port| Box::new(port) as _).collect());
     #[cfg(not(feature = "xdp"))]
-    Err(XdpError::NotBuilt)
+    {
+        let _ = most;
+        Err(XdpError::NotBuilt)
+    }
 }
 
 /// Returns why this process cannot create an XSKMAP, or `None` if it can. Tries the system call: capabilities say less,
