@@ -5,7 +5,7 @@ use super::object::ObjectKind;
 use super::qp_life::Uses;
 use super::srq::Receives;
 use super::{Nic, RxFrame, RxOutcome, split};
-use crate::transport::{QpConfig, Verdict};
+use crate::transport::{AckRequestPolicy, QpConfig, Verdict};
 use crate::verbs::{CqIndex, FlowId, FlowRule, PdId, QpCaps, QpIndex, QpInit, QpType, Qpn, Rss};
 use roxie_base::flow::{FlowKey, FlowMatch, MAX_FLOWS};
 use roxie_base::time::Nanos;
@@ -97,6 +97,7 @@ impl Nic {
             init: QpInit { qp_type: QpType::RawPacket, caps: QpCaps::NONE, sq_sig_all: false },
             srq_pd: None,
             profile: None,
+            ack_requests: AckRequestPolicy::Always,
         };
         // No work request is posted to this QP, which stays in RESET.
         let sends = self.no_sends()?;

@@ -87,7 +87,7 @@ use crate::congestion::{LastNotification, Settings, SharedRate};
 use crate::profile::Profile;
 use crate::shared::SendRing;
 use crate::shared::remote_memory::RemoteMemory;
-use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp, door};
+use crate::transport::{AckRequestPolicy, AddressHandles, Counters, MemoryTable, Output, Qp, door};
 use crate::verbs::{AsyncEvent, Mtu, QpIndex, QpState, Rss};
 use congestion::Congestion;
 use cq::CompletionQueues;
@@ -124,6 +124,8 @@ pub struct NicConfig {
     pub assumes_selective_repeat: bool,
     /// The behaviour of an adapter. `None`: Roxie's own.
     pub profile: Option<&'static Profile>,
+    /// When unsignaled messages ask for an acknowledgement. Those of a NIC with a profile always do.
+    pub ack_requests: AckRequestPolicy,
     /// The NIC serves other processes: each may have a QP1 besides the NIC's ([`Command::RouteGsi`]).
     pub serves: bool,
 }
@@ -140,8 +142,16 @@ impl Default for NicConfig {
             rxe_flush_icrc: false,
             assumes_selective_repeat: false,
             profile: None,
+            ack_requests: AckRequestPolicy::default(),
             serves: false,
         }
+    }
+}
+
+impl NicConfig {
+    /// Returns when unsignaled messages ask for an acknowledgement: always, as those of every adapter, with a profile.
+    fn ack_requests(&self) -> AckRequestPolicy {
+        self.profile.map_or(self.ack_requests, |_| AckRequestPolicy::Always)
     }
 }
 

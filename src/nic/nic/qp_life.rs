@@ -75,6 +75,7 @@ impl Nic {
             init,
             srq_pd: None,
             profile: self.config.profile,
+            ack_requests: self.config.ack_requests(),
         };
         let receives = match (init.qp_type, receives) {
             (QpType::XrcSend, ReceiveSource::None) => Receives::None,
@@ -111,6 +112,7 @@ impl Nic {
             init: QpInit { qp_type: QpType::XrcRecv, caps, sq_sig_all: false },
             srq_pd: Some(pd),
             profile: self.config.profile,
+            ack_requests: self.config.ack_requests(),
         };
         // No work request is posted to a target.
         let sends = self.no_sends()?;

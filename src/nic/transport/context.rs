@@ -2,6 +2,7 @@
 //!
 //! Parts are given the context with each call, and cannot change it: [`Qp`](super::Qp) sets state and attributes.
 
+use super::AckRequestPolicy;
 use crate::profile::{Profile, ResponderProfile};
 use crate::verbs::{CqIndex, PdId, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType};
 use roxie_wire::mad::GSI_QKEY;
@@ -29,6 +30,8 @@ pub struct QpConfig {
     pub srq_pd: Option<PdId>,
     /// The behaviour of an adapter. `None`: Roxie's own.
     pub profile: Option<&'static Profile>,
+    /// When unsignaled messages ask for an acknowledgement.
+    pub ack_requests: AckRequestPolicy,
 }
 
 /// Numbers, queues, attributes and state of a QP.
@@ -54,6 +57,8 @@ pub struct QpContext {
     pub shares_receives: bool,
     /// The behaviour of an adapter. `None`: Roxie's own.
     pub profile: Option<&'static Profile>,
+    /// When unsignaled messages ask for an acknowledgement.
+    pub ack_requests: AckRequestPolicy,
     state: QpState,
     attributes: QpAttributes,
 }
@@ -72,6 +77,7 @@ impl QpContext {
             caps: config.init.caps,
             shares_receives: config.srq_pd.is_some(),
             profile: config.profile,
+            ack_requests: config.ack_requests,
             state: QpState::Reset,
             attributes: QpAttributes::default(),
         }

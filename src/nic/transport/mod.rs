@@ -25,6 +25,7 @@
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation once a QP is connected. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
 
+mod ack_request_policy;
 mod address;
 mod bitmap;
 mod check;
@@ -47,6 +48,7 @@ mod xrc;
 mod counters;
 pub mod door;
 
+pub use ack_request_policy::{AckRequestPolicy, UnknownAckRequestPolicy};
 pub use address::AddressHandles;
 pub use check::Check;
 pub use context::{QpConfig, QpContext};

@@ -89,6 +89,7 @@ use roxie::nic::NicConfig;
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
+use roxie::transport::AckRequestPolicy;
 use roxie::verbs::{
     Access, AsyncEvent, EventKind, Gid, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, RKey,
     SendFlags, SendWr, Wc, WcStatus, WrOpcode,
@@ -212,6 +213,7 @@ impl Stage {
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
             profile: None,
+            ack_requests: AckRequestPolicy::Late,
             serves: setup.serves,
             assumes_selective_repeat: false,
         };

@@ -6,7 +6,8 @@ use roxie::shared::work_queue::FetchedSend;
 use roxie::time::Nanos;
 use roxie::transport::send_queue::SendQueue;
 use roxie::transport::{
-    AddressHandles, Counters, Ctx, MemoryTable, Output, Qp, QpConfig, ReceiveQueue, SharedQueue,
+    AckRequestPolicy, AddressHandles, Counters, Ctx, MemoryTable, Output, Qp, QpConfig, ReceiveQueue,
+    SharedQueue,
 };
 use roxie::verbs::{
     CqIndex, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RecvWr, SendFlags,
@@ -122,6 +123,7 @@ fn malformed_work_request_fails_without_a_packet() {
             init: QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true },
             srq_pd: None,
             profile: None,
+            ack_requests: AckRequestPolicy::Late,
         };
         let mut qp = Qp::new(&config, SendQueue::new(1, 2, 8).expect("memory"));
         let (mut memory, limits) = (MemoryTable::new(1, 1), Limits::small());

@@ -29,7 +29,7 @@ pub use retransmission::Awaits;
 use super::Cause;
 use super::pacing::{Departure, Pacing};
 use super::send_queue::SendQueue;
-use super::{Origin, QpConfig, QpContext, TxPlan, Verdict};
+use super::{AckRequestPolicy, Origin, QpConfig, QpContext, TxPlan, Verdict};
 use crate::congestion::{Rate, Settings, SharedRate};
 use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
 use ack_requests::AckRequests;
@@ -240,6 +240,7 @@ impl Requester {
     fn configure_ack_requests(&mut self, qp: &QpContext) {
         self.ack_requests.end_peer_probe();
         let may_be_late = qp.qp_type == QpType::Rc
+            && qp.ack_requests == AckRequestPolicy::Late
             && self.retry.timeout().is_some()
             && self.scoreboard.is_none()
             && !qp.attributes().end_to_end_credits
