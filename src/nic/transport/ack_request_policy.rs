@@ -7,12 +7,14 @@ use std::str::FromStr;
 /// always asks.
 ///
 /// A QP whose messages ask late relies on the peer's answer to a probe: a SEND ONLY of no bytes whose PSN is
-/// acknowledged already. Every responder has to acknowledge such a duplicate (IBTA 9.7.5.1.2), and no adapter is known to
+/// acknowledged already. Every responder has to acknowledge such a duplicate (IBTA 9.7.5.1.2). No adapter is known to
 /// have been asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckRequestPolicy {
     /// At its end, as ConnectX and rdma_rxe do.
     Always,
+    /// At its end, until the peer has answered two probes in a row; then late.
+    Shown,
     /// Late: a later message or a probe asks for it. The peer is known to answer probes.
     #[default]
     Late,
@@ -20,8 +22,11 @@ pub enum AckRequestPolicy {
 
 impl AckRequestPolicy {
     /// Names of all values.
-    pub const NAMES: [(&str, AckRequestPolicy); 2] =
-        [("always", AckRequestPolicy::Always), ("late", AckRequestPolicy::Late)];
+    pub const NAMES: [(&str, AckRequestPolicy); 3] = [
+        ("always", AckRequestPolicy::Always),
+        ("shown", AckRequestPolicy::Shown),
+        ("late", AckRequestPolicy::Late),
+    ];
 }
 
 impl fmt::Display for AckRequestPolicy {
@@ -37,7 +42,7 @@ pub struct UnknownAckRequestPolicy(String);
 
 impl fmt::Display for UnknownAckRequestPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is neither always nor late", self.0)
+        write!(f, "{:?} is none of always, shown and late", self.0)
     }
 }
 
@@ -61,6 +66,6 @@ mod tests {
         for (name, value) in AckRequestPolicy::NAMES {
             assert_eq!((name.parse(), value.to_string().as_str()), (Ok(value), name));
         }
-        assert!("never".parse::<AckRequestPolicy>().unwrap_err().to_string().contains("late"));
+        assert!("never".parse::<AckRequestPolicy>().unwrap_err().to_string().contains("shown"));
     }
 }

@@ -309,7 +309,7 @@ pub(crate) enum Origin {
     Request,
     /// A probe for an acknowledgement.
     Probe,
-    /// A packet that asks whether the peer still has the connection.
+    /// A packet that asks whether the peer still has the connection, or whether it answers probes.
     PeerProbe,
     Reply,
     /// A request of a service without acknowledgements. Complete when its last packet is sent.

@@ -156,6 +156,8 @@ pub enum TxReason {
     Probe,
     /// A question to the peer: does it still have the connection?
     PeerProbe,
+    /// A packet that finds out whether the peer answers probes.
+    ProbeTest,
     /// A response or ACK.
     Answer,
     /// A NAK because of this check.
@@ -293,6 +295,7 @@ impl fmt::Display for TxReason {
             }
             TxReason::Probe => f.write_str("probe: asks for an acknowledgement"),
             TxReason::PeerProbe => f.write_str("question: has the peer the connection?"),
+            TxReason::ProbeTest => f.write_str("question: does the peer answer probes?"),
             TxReason::Answer => f.write_str("answer"),
             TxReason::Nak(Check::PsnAhead) => f.write_str("asks for everything from this PSN again"),
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),

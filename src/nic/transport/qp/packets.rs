@@ -327,7 +327,7 @@ impl Qp {
                 self.requester.unacknowledged_sent(&self.context, ctx, plan);
                 self.settle(ctx);
             }
-            Origin::PeerProbe => self.requester.peer_probe_sent(),
+            Origin::PeerProbe => self.requester.peer_probe_sent(ctx.now),
             Origin::Notification => {}
         }
     }

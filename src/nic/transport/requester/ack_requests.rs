@@ -8,8 +8,10 @@
 //! READ or an atomic has a response of its own, and a responder has no rule for the PSN before the first. Therefore the
 //! packet behind a READ or an atomic asks, and so does the first packet of a connection.
 
+use super::probe_test::{self, ProbeTest};
+use super::retry::Retry;
 use super::window::SendWindow;
-use crate::transport::{Origin, QpContext, TxPlan, TxReason, door};
+use crate::transport::{AckRequestPolicy, Origin, QpContext, TxPlan, TxReason, door};
 use crate::verbs::{QpState, QpType, SendFlags};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
@@ -24,6 +26,12 @@ pub(super) const QUIET: Nanos = Nanos(1_000_000);
 pub(super) struct AckRequests {
     /// Unsignaled messages do not ask for an acknowledgement at their end.
     is_late: bool,
+    /// Unsignaled messages need not ask at their end, as far as the QP's attributes go.
+    may_be_late: bool,
+    /// An unsignaled message was acknowledged: to ask late is of use.
+    has_unsignaled: bool,
+    /// Whether the peer answers probes.
+    test: ProbeTest,
     /// Number of packets since the last one that asked for an acknowledgement.
     since: u32,
     /// The PSN after the last packet that asked for an acknowledgement.
@@ -33,6 +41,8 @@ pub(super) struct AckRequests {
     probe_after: Psn,
     /// A probe is to ask for an acknowledgement, unless another packet does before.
     probe_due: bool,
+    /// A probe has asked last.
+    awaits_probe: bool,
     /// The peer is to show that it still has the connection.
     peer_probe_due: bool,
 }
@@ -46,19 +56,94 @@ impl AckRequests {
     /// Asks for nothing more.
     pub(super) fn abandon(&mut self) {
         (self.is_late, self.probe_due, self.peer_probe_due) = (false, false, false);
+        (self.may_be_late, self.awaits_probe) = (false, false);
+        self.test.interrupt();
     }
 
-    /// Has unsignaled messages not ask for an acknowledgement.
+    /// Begins with a peer of which nothing is known.
+    pub(super) fn meet_peer(&mut self, policy: AckRequestPolicy) {
+        self.test = ProbeTest::begin(policy);
+    }
+
+    /// Has unsignaled messages not ask for an acknowledgement, as soon as the peer is known to answer probes.
     pub(super) fn request_late(&mut self) {
-        self.is_late = true;
+        self.may_be_late = true;
+        self.is_late = self.test.has_passed();
     }
 
     /// Has every message ask from now on. For those that did not, a probe asks immediately: then returns true.
     pub(super) fn request_each_time(&mut self, window: &SendWindow, waits: bool) -> bool {
         let is_due = self.may_request(window, waits);
         self.probe_due |= is_due;
-        self.is_late = false;
+        (self.is_late, self.may_be_late) = (false, false);
         is_due
+    }
+
+    /// Notes that an unsignaled message was acknowledged.
+    #[inline(always)]
+    pub(super) fn note_unsignaled(&mut self) {
+        self.has_unsignaled = true;
+    }
+
+    /// True if a test of the peer is of use, now that nothing is outstanding.
+    #[inline(always)]
+    pub(super) fn may_test(&self, una: Psn) -> bool {
+        self.test.is_open() && self.may_be_late && self.has_unsignaled && self.may_probe(una)
+    }
+
+    /// True if unsignaled messages need not ask at their end, as far as the QP's attributes go.
+    pub(super) fn may_be_late(&self) -> bool {
+        self.may_be_late
+    }
+
+    /// True if the timer is that of the test of the peer, or the test is due.
+    pub(super) fn is_testing(&self) -> bool {
+        self.test.is_under_way()
+    }
+
+    /// Tests after a rest whether the peer answers probes. Nothing is outstanding.
+    #[cold]
+    pub(super) fn begin_test(&mut self, now: Nanos, timer: &mut Retry) {
+        self.test.rest();
+        timer.start(now, probe_test::REST);
+    }
+
+    /// Ends the test, before a request leaves or the QP changes. True if the timer was the test's.
+    #[inline(always)]
+    pub(super) fn end_test(&mut self) -> bool {
+        let is_testing = self.is_testing();
+        if is_testing {
+            self.test.interrupt();
+        }
+        is_testing
+    }
+
+    /// Handles an expired timer while nothing is outstanding: that of the test.
+    #[cold]
+    pub(super) fn test_expired(&mut self, now: Nanos, timer: &mut Retry) {
+        let rests = self.test.expire();
+        rest_or_stop(now, timer, rests);
+    }
+
+    /// Handles an answer that acknowledges nothing new. `is_ack`: it is an ACK.
+    #[cold]
+    pub(super) fn note_old_answer(&mut self, now: Nanos, is_ack: bool, timer: &mut Retry) {
+        self.probe_answered();
+        if self.test.awaits_answer() {
+            let rests = if is_ack { self.test.answer() } else { self.test.refuse() };
+            self.is_late = self.may_be_late && self.test.has_passed();
+            rest_or_stop(now, timer, rests);
+        }
+    }
+
+    /// Has every message ask, if the peer owes the answer to a probe. Returns false if it does not.
+    pub(super) fn give_up_probes(&mut self, window: &SendWindow) -> bool {
+        let is_unanswered = self.awaits_probe && !window.is_idle();
+        if is_unanswered {
+            self.test.give_up();
+            (self.is_late, self.awaits_probe) = (false, false);
+        }
+        is_unanswered
     }
 
     /// True if the last packet of a message asks for an acknowledgement when it is first sent: the application waits
@@ -95,6 +180,7 @@ impl AckRequests {
         self.since = if asks { 0 } else { self.since + 1 };
         if asks && self.requested_end.is_before(end) {
             self.requested_end = end;
+            self.awaits_probe = false;
         }
     }
 
@@ -106,6 +192,13 @@ impl AckRequests {
     /// Notes that what has asked may be lost.
     pub(super) fn forget(&mut self, una: Psn) {
         self.requested_end = una;
+        self.awaits_probe = false;
+    }
+
+    /// Notes that the peer has acknowledged what it has: it owes no answer to a probe.
+    #[inline(always)]
+    pub(super) fn probe_answered(&mut self) {
+        self.awaits_probe = false;
     }
 
     /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is a probe's.
@@ -118,9 +211,10 @@ impl AckRequests {
         self.probe_after.is_before(una)
     }
 
-    /// Keeps `probe_after` so near to `una` that the order of the two is known.
+    /// Advances to `una`, and keeps `probe_after` so near to it that the order of the two is known.
     #[inline(always)]
     pub(super) fn advance(&mut self, una: Psn) {
+        self.probe_answered();
         if self.may_probe(una) {
             self.probe_after = una - 1;
         }
@@ -167,7 +261,7 @@ impl AckRequests {
 
     /// Advances over a probe, which is sent. `sent_end`: the PSN behind all that was sent.
     pub(super) fn probe_sent(&mut self, sent_end: Psn) {
-        self.probe_due = false;
+        (self.probe_due, self.awaits_probe) = (false, true);
         self.since = 0;
         self.requested_end = sent_end;
     }
@@ -183,20 +277,38 @@ impl AckRequests {
         self.peer_probe_due
     }
 
-    /// True if a probe of the peer is due.
+    /// True if a question to the peer is due: a probe of its connection, or the test.
     pub(super) fn peer_probe_due(&self) -> bool {
-        self.peer_probe_due
+        self.peer_probe_due || self.test.is_due()
     }
 
     /// Plans the question that is due: as a probe, whatever had the PSN before the oldest unacknowledged one, or the
     /// first of the connection.
     pub(super) fn plan_peer_probe(&self, qp: &QpContext, una: Psn) -> Option<TxPlan> {
-        self.peer_probe_due.then(|| empty_send(qp, una - 1, TxReason::PeerProbe, Origin::PeerProbe))
+        let reason = if self.peer_probe_due { TxReason::PeerProbe } else { TxReason::ProbeTest };
+        self.peer_probe_due().then(|| empty_send(qp, una - 1, reason, Origin::PeerProbe))
     }
 
-    /// Takes the question back, or advances over it.
+    /// Takes the question back.
     pub(super) fn end_peer_probe(&mut self) {
         self.peer_probe_due = false;
+    }
+
+    /// Advances over the question, which is sent.
+    pub(super) fn peer_probe_sent(&mut self, now: Nanos, timer: &mut Retry) {
+        self.peer_probe_due = false;
+        if self.test.is_due() {
+            self.test.sent();
+            // What is sent behind a later probe needs the rest of the time.
+            timer.start(now, timer.timeout().map_or(Nanos::MAX, |timeout| Nanos(timeout.0 / 4)));
+        }
+    }
+}
+
+fn rest_or_stop(now: Nanos, timer: &mut Retry, rests: bool) {
+    timer.stop();
+    if rests {
+        timer.start(now, probe_test::REST);
     }
 }
 

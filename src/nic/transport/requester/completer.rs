@@ -26,10 +26,13 @@ impl Requester {
         if psn.is_before(self.window.una()) {
             ctx.counters.duplicate_acks += 1;
             // The PSN is old, but the credits may be new: the peer may have posted receives since.
-            if let Some(aeth) = packet.aeth().filter(|_| psn + 1 == self.window.una())
-                && let Syndrome::Ack { credits } = Syndrome::from(aeth.syndrome)
-            {
-                self.note_credits(qp, credits, aeth.msn);
+            if let Some(aeth) = packet.aeth().filter(|_| psn + 1 == self.window.una()) {
+                let syndrome = Syndrome::from(aeth.syndrome);
+                if let Syndrome::Ack { credits } = syndrome {
+                    self.note_credits(qp, credits, aeth.msn);
+                }
+                let is_ack = matches!(syndrome, Syndrome::Ack { .. });
+                self.ack_requests.note_old_answer(ctx.now, is_ack, &mut self.retry);
             }
             return Verdict::OldAck;
         }
@@ -377,6 +380,8 @@ impl Requester {
                 let (wr_id, byte_len) = (wqe.wr.wr_id, wqe.length() as u32);
                 let wc = Wc { wr_id, opcode, qpn: qp.qpn, byte_len, ..Wc::default() };
                 ctx.out.completions.push((qp.send_cq, wc));
+            } else {
+                self.ack_requests.note_unsignaled();
             }
             ctx.counters.rdma_sends += u64::from(is_send);
             //= IBTA 10.8.3: sends-complete-in-order
@@ -410,6 +415,9 @@ impl Requester {
         //= IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
         if self.window.is_idle() {
             self.retry.stop();
+            if self.ack_requests.may_test(una) && qp.state() == QpState::Rts {
+                self.ack_requests.begin_test(ctx.now, &mut self.retry);
+            }
         } else {
             self.start_timer(ctx.now);
         }

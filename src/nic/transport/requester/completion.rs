@@ -14,6 +14,8 @@ impl Requester {
         //= IBTA 10.8: unsignaled-success-does-not-complete
         if qp.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
             self.push_send_completion(qp, ctx, &wqe.wr, WcStatus::Success, 0, wqe.length() as u32);
+        } else {
+            self.ack_requests.note_unsignaled();
         }
         ctx.counters.rdma_sends +=
             u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate));

@@ -4,7 +4,8 @@
 //! request has failed (`Sending::Ended`), [`Qp`](super::Qp) enters the error state.
 //!
 //! * `window`: the send queue and the position in it. `requests`: the next packet. `ack_requests`: which packets ask
-//!   for an acknowledgement. `credits`: end-to-end credits. `local`: work requests that send no packet.
+//!   for an acknowledgement. `probe_test`: whether the peer answers probes. `credits`: end-to-end credits.
+//!   `local`: work requests that send no packet.
 //!   `unacknowledged`: UC, datagrams and raw packets.
 //! * `completer`: responses. `completion`: the oldest work request completes or fails.
 //! * `retry`: timer and retry counters. `retransmission`: what they cause. `selective`: selective repeat.
@@ -16,6 +17,7 @@ mod completion;
 mod credits;
 pub(crate) mod fast_path;
 mod local;
+mod probe_test;
 mod requests;
 mod retransmission;
 mod retry;
@@ -29,7 +31,7 @@ pub use retransmission::Awaits;
 use super::Cause;
 use super::pacing::{Departure, Pacing};
 use super::send_queue::SendQueue;
-use super::{AckRequestPolicy, Origin, QpConfig, QpContext, TxPlan, Verdict};
+use super::{Origin, QpConfig, QpContext, TxPlan, Verdict};
 use crate::congestion::{Rate, Settings, SharedRate};
 use crate::verbs::{QpAttr, QpState, QpType, WcStatus};
 use ack_requests::AckRequests;
@@ -154,7 +156,7 @@ impl Requester {
             self.retry.stop();
             self.retry.start(now, Nanos::MAX);
         }
-        self.configure_ack_requests(qp);
+        self.configure_ack_requests(qp, attr);
         self.retry.restore(attributes);
     }
 
@@ -237,10 +239,15 @@ impl Requester {
 
     /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from
     /// acknowledgements, without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
-    fn configure_ack_requests(&mut self, qp: &QpContext) {
+    fn configure_ack_requests(&mut self, qp: &QpContext, attr: &QpAttr) {
         self.ack_requests.end_peer_probe();
+        if self.ack_requests.end_test() {
+            self.retry.stop();
+        }
+        if attr.state == Some(QpState::Rtr) || attr.av.is_some() {
+            self.ack_requests.meet_peer(qp.ack_requests);
+        }
         let may_be_late = qp.qp_type == QpType::Rc
-            && qp.ack_requests == AckRequestPolicy::Late
             && self.retry.timeout().is_some()
             && self.scoreboard.is_none()
             && !qp.attributes().end_to_end_credits
@@ -254,7 +261,8 @@ impl Requester {
 
     /// Has every message ask from now on. For those that did not, a probe asks immediately.
     fn request_each_ack(&mut self) {
-        if self.ack_requests.request_each_time(&self.window, self.sending.waits()) {
+        let ends_test = self.ack_requests.end_test();
+        if self.ack_requests.request_each_time(&self.window, self.sending.waits()) || ends_test {
             self.retry.stop();
         }
     }
@@ -275,8 +283,8 @@ impl Requester {
     }
 
     /// Advances the state past the question to the peer, which is sent.
-    pub(super) fn peer_probe_sent(&mut self) {
-        self.ack_requests.end_peer_probe();
+    pub(super) fn peer_probe_sent(&mut self, now: Nanos) {
+        self.ack_requests.peer_probe_sent(now, &mut self.retry);
     }
 
     /// Returns the PSN of the next packet, a first transmission or not.
@@ -380,6 +388,9 @@ impl Requester {
         invariant!(begins || self.sending.failure().is_none(), "no work request is left that cannot be sent");
         let has_failed = self.has_ended() && matches!(qp.state(), QpState::Rts | QpState::Sqd);
         invariant!(!has_failed, "a work request has failed, and the QP is in {:?}", qp.state());
+        let tests = self.ack_requests.is_testing();
+        let may_test = self.window.is_idle() && self.ack_requests.may_be_late();
+        invariant!(!tests || may_test, "the peer is tested, and something is outstanding, or no use for it");
         self.pacing.assert_invariants(qp.attributes());
     }
 }

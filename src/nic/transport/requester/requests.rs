@@ -235,7 +235,7 @@ impl Requester {
         let ends_quiet = bth.ack_req && self.is_quiet();
         let (end, takes_resource) = self.window.packet_sent(bth.psn, qp.mtu());
         self.ack_requests.packet_sent(bth.ack_req, end, takes_resource);
-        if !self.retry.is_running() || ends_quiet {
+        if !self.retry.is_running() || ends_quiet || self.ack_requests.end_test() {
             self.start_timer(now);
         }
     }

@@ -84,7 +84,14 @@ impl Requester {
             }
             return None;
         }
-        if ctx.now < self.retry.at() || self.request_ack_instead(ctx) {
+        if ctx.now < self.retry.at() {
+            return None;
+        }
+        if self.window.is_idle() {
+            self.ack_requests.test_expired(ctx.now, &mut self.retry);
+            return None;
+        }
+        if self.request_ack_instead(ctx) {
             return None;
         }
         if let Some(verdict) = self.probe(qp, ctx) {
@@ -94,6 +101,11 @@ impl Requester {
             return self.expired_as_adapter(qp, ctx, expiry);
         }
         ctx.counters.local_ack_timeout_err += 1;
+        // A probe is no request: that it has no answer costs no retry, and happens once.
+        if self.ack_requests.give_up_probes(&self.window) {
+            self.rewind(Cause::Timeout);
+            return Some(Verdict::GoBack(Cause::Timeout));
+        }
         //= IBTA 9.7.6.1.3: timeout-sends-again
         Some(self.go_back(qp, ctx, Cause::Timeout))
     }
