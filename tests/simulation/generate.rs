@@ -3,6 +3,7 @@
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;
+use roxie::transport::AckRequestPolicy;
 use roxie::verbs::{Mtu, WrOpcode};
 
 use crate::flow::{INLINE, service_has};
@@ -67,6 +68,8 @@ const OPERATIONS: [WrOpcode; 10] = [
 const SELECTIVE: u64 = 0x5e1e_c71e;
 /// Distinguishes the sequence that draws READs of QPs with a limited rate.
 const HELD: u64 = 0x4e1d;
+/// Distinguishes the sequence that decides when unsignaled messages ask for an acknowledgement.
+const ASK: u64 = 0xa5c;
 /// Environment variable: all RC channels have selective repeat.
 const ALL_SELECTIVE: &str = "ROXIE_SELECTIVE";
 /// Environment variable: the rates of all RC channels are limited.
@@ -96,7 +99,9 @@ pub struct Swarm {
 /// Returns the script of a seed.
 pub fn script(seed: u64) -> Script {
     let mut rng = Rng::new(seed);
-    let hosts = hosts(&mut rng);
+    use AckRequestPolicy::{Always, Late, Shown};
+    let ask = Rng::new(seed ^ ASK).pick(&[Late, Late, Shown, Shown, Shown, Always]);
+    let hosts = Hosts { ask, ..hosts(&mut rng) };
     let fitting: Vec<Mtu> = [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu4096]
         .into_iter()
         .filter(|mtu| link_for(*mtu) <= hosts.link_mtu)
@@ -184,6 +189,7 @@ fn hosts(rng: &mut Rng) -> Hosts {
         window: rng.pick(&[8, 32, 128, 128]),
         ack_coalesce: rng.pick(&[4, 64, 1000]),
         slots: rng.pick(&[1024, 1024, 5]),
+        ask: AckRequestPolicy::default(),
     }
 }
 

@@ -7,6 +7,7 @@
 use roxie::congestion::Rate;
 use roxie::nic::CongestionConfig;
 use roxie::time::Nanos;
+use roxie::transport::AckRequestPolicy;
 use roxie::verbs::{Mtu, RateLimit, WrOpcode};
 use roxie::wire::Opcode;
 
@@ -42,6 +43,8 @@ pub struct Hosts {
     pub ack_coalesce: u32,
     /// Number of frames that a port accepts in one pass.
     pub slots: usize,
+    /// When unsignaled messages ask for an acknowledgement.
+    pub ask: AckRequestPolicy,
 }
 
 impl Default for Hosts {
@@ -54,6 +57,7 @@ impl Default for Hosts {
             window: 128,
             ack_coalesce: 64,
             slots: 1024,
+            ask: AckRequestPolicy::Late,
         }
     }
 }

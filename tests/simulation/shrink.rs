@@ -73,13 +73,14 @@ impl<'a> Shrinker<'a> {
 
     fn plainer_hosts(&mut self, script: &mut Script) {
         let defaults = Hosts::default();
-        let plain: [fn(&mut Hosts, &Hosts); 6] = [
+        let plain: [fn(&mut Hosts, &Hosts); 7] = [
             |h, u| h.link_mtu = u.link_mtu,
             |h, u| h.ipv6 = u.ipv6,
             |h, u| h.split = u.split,
             |h, u| h.window = u.window,
             |h, u| h.ack_coalesce = u.ack_coalesce,
             |h, u| h.slots = u.slots,
+            |h, u| h.ask = u.ask,
         ];
         for make in plain {
             let mut smaller = script.clone();

@@ -124,6 +124,9 @@ impl fmt::Display for Hosts {
         if self.slots != defaults.slots {
             write!(f, " slots={}", self.slots)?;
         }
+        if self.ask != defaults.ask {
+            write!(f, " ask={}", self.ask)?;
+        }
         Ok(())
     }
 }

@@ -39,11 +39,13 @@ pub enum Timer {
     Rnr,
     /// No acknowledgement is asked for; expiry causes a probe that asks.
     Quiet,
+    /// Nothing is outstanding; expiry causes a test of the peer, or ends the wait for its answer.
+    Test,
 }
 
 impl Timer {
     /// All values.
-    pub const ALL: [Timer; 4] = [Timer::Idle, Timer::Ack, Timer::Rnr, Timer::Quiet];
+    pub const ALL: [Timer; 5] = [Timer::Idle, Timer::Ack, Timer::Rnr, Timer::Quiet, Timer::Test];
 }
 
 /// Cause of a timer transition.
@@ -190,7 +192,7 @@ const NOTICES: usize = 8;
 const STATES: usize = 7;
 const PLACES: usize = 6;
 const OPCODES: usize = 256;
-const MOVES: usize = 4 * 5 * 4 * 2;
+const MOVES: usize = Timer::ALL.len() * TimerCause::ALL.len() * Timer::ALL.len() * 2;
 
 /// Number of occurrences of each case.
 #[derive(Clone, Debug)]
@@ -219,7 +221,10 @@ impl Coverage {
     }
 
     fn move_index(step: TimerTransition) -> usize {
-        ((step.from as usize * 5 + step.by as usize) * 4 + step.to as usize) * 2 + usize::from(step.renewed)
+        ((step.from as usize * TimerCause::ALL.len() + step.by as usize) * Timer::ALL.len()
+            + step.to as usize)
+            * 2
+            + usize::from(step.renewed)
     }
 
     fn receipt_index(receipt: Receipt) -> usize {
@@ -298,6 +303,7 @@ mod record {
             let timer = match qp.deadline() {
                 _ if r.is_in_rnr_wait() => Timer::Rnr,
                 Nanos::MAX => Timer::Idle,
+                _ if r.tests_peer() => Timer::Test,
                 _ if r.is_quiet() => Timer::Quiet,
                 _ => Timer::Ack,
             };

@@ -402,6 +402,10 @@ impl Requester {
         self.sending.waits()
     }
 
+    pub(super) fn tests_peer(&self) -> bool {
+        self.ack_requests.is_testing()
+    }
+
     pub(super) fn cause(&self) -> Option<Cause> {
         self.retry.cause()
     }
