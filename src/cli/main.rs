@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Enable(arguments) => run::enable(&arguments),
         Command::Extcap(arguments) => capture::extcap::run(&arguments),
-        Command::Perf(arguments) => perf::run(&arguments),
+        Command::Perf(arguments) => perf::run(arguments),
         Command::Profile(arguments) => profile::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
         Command::Nfs(_) => products::start("nfs", &line[1..]),

@@ -169,6 +169,7 @@ impl DeviceOptions {
             control_file: self.congestion.control_file(),
             selective_repeat: self.selective_repeat,
             serves: self.serves,
+            ack_requests: self.ask.unwrap_or_default(),
             profile: self.profile.as_ref().map(|chosen| chosen.profile),
             name: self.name.clone(),
             roce_v1: self.roce_v1,

@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use roxie::host::{CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack};
+use roxie::host::{
+    AckRequestPolicy, CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, Stack,
+};
 use roxie::verbs::{Access, QpCaps, SendFlags, SendWr, Wc, WcStatus, WrOpcode};
 
 use super::Failure;
@@ -58,7 +60,8 @@ impl Connection {
         timeout: u8,
         threads: Threads,
     ) -> Result<Connection, Failure> {
-        let [near, far] = link.devices(stacks, &DeviceConfig::caller_only())?;
+        let config = DeviceConfig { ack_requests: AckRequestPolicy::Late, ..DeviceConfig::caller_only() };
+        let [near, far] = link.devices(stacks, &config)?;
         let (near, far) = (End::new(near)?, End::new(far)?);
         let (here, there) = (near.qp.endpoint(0)?, far.qp.endpoint(0)?);
         let options = ConnectOptions { timeout, ..ConnectOptions::default() };

@@ -6,6 +6,7 @@
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
+use roxie::host::AckRequestPolicy;
 use roxie_options::PortKind;
 use roxie_report::failure::Failure;
 
@@ -35,8 +36,10 @@ use report::Form;
 use session::Side;
 
 /// Runs the command.
-pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    match measure(arguments) {
+pub(crate) fn run(mut arguments: Arguments) -> ExitCode {
+    // The other end is this command as well.
+    arguments.device.ask.get_or_insert(AckRequestPolicy::Late);
+    match measure(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("perf"),
     }

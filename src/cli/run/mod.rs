@@ -30,8 +30,8 @@ use std::process::{Command, ExitCode};
 use clap::{Args, ValueEnum};
 use roxie::host::inspect::CounterReader;
 use roxie::host::{
-    Device, DeviceConfig, DeviceName, EVENTS, EventLog, LoggedEvent, OpenError, PacketRule, PacketRules,
-    PortPlan, RuleError, SelectiveRepeat, Stack,
+    AckRequestPolicy, Device, DeviceConfig, DeviceName, EVENTS, EventLog, LoggedEvent, OpenError, PacketRule,
+    PacketRules, PortPlan, RuleError, SelectiveRepeat, Stack,
 };
 use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
@@ -40,8 +40,8 @@ use roxie::remote::{TRUSTED_NIC, device_name_of, trusted_nic};
 use roxie_options::ModeName;
 use roxie_options::congestion::CongestionOptions;
 use roxie_options::interface::{Without, usable_interface};
-use roxie_options::parse_selective;
 use roxie_options::profile::ChosenProfile;
+use roxie_options::{parse_ack_requests, parse_selective};
 use roxie_report::failure::Failure;
 use roxie_report::output;
 
@@ -135,6 +135,10 @@ pub(crate) struct Options {
     /// other) or assume (on all RC connections: the peer is known to)
     #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
     selective_repeat: SelectiveRepeat,
+    /// When unsignaled messages ask for an acknowledgement: always (as adapters do), shown (late, once the peer has
+    /// answered two probes) or late (the peer is known to answer probes) [default: shown]
+    #[arg(long, value_name = "WHEN", value_parser = parse_ack_requests, conflicts_with = "profile")]
+    ask: Option<AckRequestPolicy>,
     /// Make each address a RoCE v1 GID as well (EtherType 0x8915), behind the RoCE v2 ones; not over UDP sockets
     #[arg(long)]
     roce_v1: bool,
@@ -315,6 +319,7 @@ impl Prepared {
         if options.selective_repeat != SelectiveRepeat::Off {
             all.push(("ROXIE_SELECTIVE_REPEAT", options.selective_repeat.to_string().into()));
         }
+        all.extend(options.ask.map(|policy| ("ROXIE_ASK", policy.to_string().into())));
         all.extend(options.congestion.environment());
         let (name, value) = UCX_RENDEZVOUS;
         all.extend(std::env::var_os(name).is_none().then(|| (name, value.into())));

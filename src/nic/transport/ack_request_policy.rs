@@ -14,9 +14,9 @@ pub enum AckRequestPolicy {
     /// At its end, as ConnectX and rdma_rxe do.
     Always,
     /// At its end, until the peer has answered two probes in a row; then late.
+    #[default]
     Shown,
     /// Late: a later message or a probe asks for it. The peer is known to answer probes.
-    #[default]
     Late,
 }
 

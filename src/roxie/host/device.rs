@@ -15,6 +15,7 @@ use roxie_engine::{Adapter, Drive, Engine, EventSink, Workers};
 use roxie_nic::congestion::Rate;
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
 use roxie_nic::profile::Profile;
+use roxie_nic::transport::AckRequestPolicy;
 use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
 use roxie_port::netdev::link_speed;
 use roxie_port::undelivered::Undelivered;
@@ -55,6 +56,8 @@ pub struct DeviceConfig {
     pub selective_repeat: SelectiveRepeat,
     /// The behaviour of an adapter, for as long as the program runs. `None`: Roxie's own.
     pub profile: Option<&'static Profile>,
+    /// When unsignaled messages of RC QPs ask for an acknowledgement. Those of a device with a profile always do.
+    pub ack_requests: AckRequestPolicy,
     /// The device serves other processes: each has a QP1 besides the device's.
     pub serves: bool,
     /// Order in which the interface's addresses become GIDs.
@@ -139,6 +142,7 @@ impl Device {
             rxe_flush_icrc: config.rxe_flush_icrc,
             assumes_selective_repeat: config.selective_repeat == SelectiveRepeat::Assume,
             profile: config.profile,
+            ack_requests: config.ack_requests,
             serves: config.serves,
             ..NicConfig::default()
         };

@@ -94,6 +94,7 @@ pub use roxie_nic::nic::{
 };
 pub use roxie_nic::shared::work_queue::Payload;
 pub use roxie_nic::shared::{Armed, HostMemory, PageList, PostError};
+pub use roxie_nic::transport::{AckRequestPolicy, UnknownAckRequestPolicy};
 
 pub use ah_options::AhOptions;
 #[cfg(feature = "tokio")]

@@ -73,6 +73,7 @@ mod requests;
 mod responder;
 mod selective;
 mod shared_rate;
+mod shown;
 mod slowed;
 mod srq;
 mod states;
@@ -133,6 +134,8 @@ struct Setup {
     serves: bool,
     /// Selective repeat is agreed with the peer.
     selective: bool,
+    /// When unsignaled messages ask for an acknowledgement.
+    ack_requests: AckRequestPolicy,
 }
 
 impl Default for Setup {
@@ -151,6 +154,7 @@ impl Default for Setup {
             max_rd_atomic: 4,
             serves: false,
             selective: false,
+            ack_requests: AckRequestPolicy::Late,
         }
     }
 }
@@ -213,7 +217,7 @@ impl Stage {
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
             profile: None,
-            ack_requests: AckRequestPolicy::Late,
+            ack_requests: setup.ack_requests,
             serves: setup.serves,
             assumes_selective_repeat: false,
         };

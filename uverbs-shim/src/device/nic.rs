@@ -89,6 +89,7 @@ impl Nic {
             congestion,
             control_file,
             selective_repeat: settings.selective_repeat,
+            ack_requests: settings.ack_requests,
             roce_v1: settings.roce_v1,
             profile: settings.profile,
             ..DeviceConfig::default()

@@ -12,6 +12,7 @@
 //! * `ROXIE_ORPHANS`: the launcher, which ends the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
 //! * `ROXIE_SELECTIVE_REPEAT`: `off`, `agree` or `assume`;
+//! * `ROXIE_ASK`: `always`, `shown` or `late`;
 //! * `ROXIE_ROCE_V1`: `on` for GIDs of RoCE v1;
 //! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
 
@@ -22,7 +23,9 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::{Drive, MAX_WORKERS};
-use roxie::host::{DeviceName, PacketRule, PacketRules, PortPlan, SETTINGS_FILE, SelectiveRepeat};
+use roxie::host::{
+    AckRequestPolicy, DeviceName, PacketRule, PacketRules, PortPlan, SETTINGS_FILE, SelectiveRepeat,
+};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -57,6 +60,8 @@ pub(crate) struct Settings {
     pub(crate) roce_v1: bool,
     /// Selective repeat on RC connections.
     pub(crate) selective_repeat: SelectiveRepeat,
+    /// When unsignaled messages ask for an acknowledgement.
+    pub(crate) ack_requests: AckRequestPolicy,
     /// The launcher that ends connections left by this process.
     pub(crate) launcher: Option<String>,
 }
@@ -141,6 +146,7 @@ pub(crate) fn settings() -> &'static Settings {
             service_type,
             roce_v1: variable("ROXIE_ROCE_V1").is_some_and(|text| text == "on"),
             selective_repeat,
+            ack_requests: parsed("ROXIE_ASK", "shown").unwrap_or_default(),
             profile: profile.map(|profile| &*Box::leak(Box::new(profile))),
             launcher,
         }
