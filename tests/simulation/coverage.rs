@@ -103,7 +103,7 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
 
 /// Rare moves, each with a script that reaches it.
 const RARE: [(TimerTransition, &str); 2] = [
-    // Once in 100,000 seeds: a rate limit is lifted, and the QP modified, within a message whose packets have not asked.
+    // Once in 100,000 seeds: a rate limit is lifted, and the QP modified, within a message that has not asked.
     (
         TimerTransition { from: Timer::Ack, by: TimerCause::Command, to: Timer::Quiet, renewed: false },
         include_str!("../scripts/limit_lifted_within_a_message.txt"),

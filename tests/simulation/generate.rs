@@ -100,8 +100,8 @@ pub struct Swarm {
 pub fn script(seed: u64) -> Script {
     let mut rng = Rng::new(seed);
     use AckRequestPolicy::{Always, Late, Shown};
-    let ask = Rng::new(seed ^ ASK).pick(&[Late, Late, Shown, Shown, Shown, Always]);
-    let hosts = Hosts { ask, ..hosts(&mut rng) };
+    let ack_requests = Rng::new(seed ^ ASK).pick(&[Late, Late, Shown, Shown, Shown, Always]);
+    let hosts = Hosts { ack_requests, ..hosts(&mut rng) };
     let fitting: Vec<Mtu> = [Mtu::Mtu256, Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu4096]
         .into_iter()
         .filter(|mtu| link_for(*mtu) <= hosts.link_mtu)
@@ -189,7 +189,7 @@ fn hosts(rng: &mut Rng) -> Hosts {
         window: rng.pick(&[8, 32, 128, 128]),
         ack_coalesce: rng.pick(&[4, 64, 1000]),
         slots: rng.pick(&[1024, 1024, 5]),
-        ask: AckRequestPolicy::default(),
+        ack_requests: AckRequestPolicy::default(),
     }
 }
 

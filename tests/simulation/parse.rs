@@ -114,7 +114,7 @@ fn parse_hosts(words: &mut Words<'_>) -> Parsed<Hosts> {
             Some(("window", n)) => hosts.window = number(n, "window")?,
             Some(("coalesce", n)) => hosts.ack_coalesce = number(n, "coalesce")?,
             Some(("slots", n)) => hosts.slots = number(n, "slots")?,
-            Some(("ask", when)) => hosts.ask = when.parse().map_err(|e| format!("{e}"))?,
+            Some(("ask", when)) => hosts.ack_requests = when.parse().map_err(|e| format!("{e}"))?,
             None if word == "ipv6" => hosts.ipv6 = true,
             _ => return Err(format!("`{word}` is nothing that hosts have")),
         }

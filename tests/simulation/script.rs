@@ -44,7 +44,7 @@ pub struct Hosts {
     /// Number of frames that a port accepts in one pass.
     pub slots: usize,
     /// When unsignaled messages ask for an acknowledgement.
-    pub ask: AckRequestPolicy,
+    pub ack_requests: AckRequestPolicy,
 }
 
 impl Default for Hosts {
@@ -57,7 +57,7 @@ impl Default for Hosts {
             window: 128,
             ack_coalesce: 64,
             slots: 1024,
-            ask: AckRequestPolicy::Late,
+            ack_requests: AckRequestPolicy::Late,
         }
     }
 }

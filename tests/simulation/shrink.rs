@@ -80,7 +80,7 @@ impl<'a> Shrinker<'a> {
             |h, u| h.window = u.window,
             |h, u| h.ack_coalesce = u.ack_coalesce,
             |h, u| h.slots = u.slots,
-            |h, u| h.ask = u.ask,
+            |h, u| h.ack_requests = u.ack_requests,
         ];
         for make in plain {
             let mut smaller = script.clone();

@@ -124,8 +124,8 @@ impl fmt::Display for Hosts {
         if self.slots != defaults.slots {
             write!(f, " slots={}", self.slots)?;
         }
-        if self.ask != defaults.ask {
-            write!(f, " ask={}", self.ask)?;
+        if self.ack_requests != defaults.ack_requests {
+            write!(f, " ask={}", self.ack_requests)?;
         }
         Ok(())
     }

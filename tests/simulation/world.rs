@@ -139,7 +139,7 @@ impl<'a> World<'a> {
             limits,
             seed: hash(&[self.script.seed, number as u64, station.incarnation]),
             largest_mtu: Mtu::largest_for_link(station.link_mtu).unwrap_or(Mtu::Mtu256),
-            ack_requests: hosts.ask,
+            ack_requests: hosts.ack_requests,
             ..NicConfig::default()
         };
         Host::new(number as u16 + 1, config, port)

@@ -2,6 +2,10 @@
 //!
 //! Recorded per thread, with the feature `planted-bugs` only. Without it, recording compiles to nothing.
 
+mod timers;
+
+pub use timers::{Timer, TimerCause, TimerTransition};
+
 use crate::verbs::QpState;
 use roxie_wire::{Opcode, Service};
 
@@ -26,60 +30,6 @@ impl Place {
     /// All values.
     pub const ALL: [Place; 6] =
         [Place::Expected, Place::Duplicate, Place::Ahead, Place::Later, Place::Ghost, Place::Unordered];
-}
-
-/// State of a QP's timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Timer {
-    /// Not running.
-    Idle,
-    /// Waits for an acknowledgement; expiry causes a retransmission.
-    Ack,
-    /// RNR wait, for which the receiver has asked.
-    Rnr,
-    /// No acknowledgement is asked for; expiry causes a probe that asks.
-    Quiet,
-    /// Nothing is outstanding; expiry causes a test of the peer, or ends the wait for its answer.
-    Test,
-}
-
-impl Timer {
-    /// All values.
-    pub const ALL: [Timer; 5] = [Timer::Idle, Timer::Ack, Timer::Rnr, Timer::Quiet, Timer::Test];
-}
-
-/// Cause of a timer transition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TimerCause {
-    /// A packet was sent.
-    Sent,
-    /// A packet of a QP with a controlled rate was sent. Such packets may be further apart than the timeout.
-    SentPaced,
-    /// A packet was received.
-    Packet,
-    /// Time has passed.
-    Time,
-    /// The application gave a command.
-    Command,
-}
-
-impl TimerCause {
-    /// All values.
-    pub const ALL: [TimerCause; 5] =
-        [TimerCause::Sent, TimerCause::SentPaced, TimerCause::Packet, TimerCause::Time, TimerCause::Command];
-}
-
-/// A timer transition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TimerTransition {
-    /// State before.
-    pub from: Timer,
-    /// Cause.
-    pub by: TimerCause,
-    /// State after.
-    pub to: Timer,
-    /// True if the state is the same, but the deadline has changed.
-    pub renewed: bool,
 }
 
 /// A received packet, as found on arrival.
@@ -192,7 +142,8 @@ const NOTICES: usize = 8;
 const STATES: usize = 7;
 const PLACES: usize = 6;
 const OPCODES: usize = 256;
-const MOVES: usize = Timer::ALL.len() * TimerCause::ALL.len() * Timer::ALL.len() * 2;
+const TIMERS: usize = Timer::ALL.len();
+const CAUSES: usize = TimerCause::ALL.len();
 
 /// Number of occurrences of each case.
 #[derive(Clone, Debug)]
@@ -207,7 +158,7 @@ impl Default for Coverage {
     fn default() -> Coverage {
         Coverage {
             arrivals: vec![0; STATES * PLACES * OPCODES],
-            moves: vec![0; MOVES],
+            moves: vec![0; TIMERS * CAUSES * TIMERS * 2],
             receipts: vec![0; RECEIPTS],
             notices: vec![0; NOTICES],
         }
@@ -221,10 +172,8 @@ impl Coverage {
     }
 
     fn move_index(step: TimerTransition) -> usize {
-        ((step.from as usize * TimerCause::ALL.len() + step.by as usize) * Timer::ALL.len()
-            + step.to as usize)
-            * 2
-            + usize::from(step.renewed)
+        let cause = step.from as usize * CAUSES + step.by as usize;
+        (cause * TIMERS + step.to as usize) * 2 + usize::from(step.renewed)
     }
 
     fn receipt_index(receipt: Receipt) -> usize {
