@@ -232,10 +232,11 @@ impl Requester {
     /// Advances the requester past the packet at its position, which is sent: PSNs, position, timer.
     #[inline(always)]
     pub(crate) fn packet_sent(&mut self, qp: &QpContext, now: Nanos, bth: &Bth) {
+        let ends_test = self.ack_requests.end_test();
         let ends_quiet = bth.ack_req && self.is_quiet();
         let (end, takes_resource) = self.window.packet_sent(bth.psn, qp.mtu());
         self.ack_requests.packet_sent(bth.ack_req, end, takes_resource);
-        if !self.retry.is_running() || ends_quiet || self.ack_requests.end_test() {
+        if !self.retry.is_running() || ends_quiet || ends_test {
             self.start_timer(now);
         }
     }
