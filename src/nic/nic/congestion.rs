@@ -92,7 +92,8 @@ impl Nic {
         let places = self.qps.places();
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
-        entry.capable = entry.qp.qp_type.is_connected() && self.congestion.marks(&av);
+        let is_capable = self.config.profile.is_some_and(|profile| profile.packets.is_ecn_capable);
+        entry.capable = entry.qp.qp_type.is_connected() && self.congestion.marks(&av) && !is_capable;
         entry.qp.set_tag(self.congestion.tag(&av));
         let priority = self.congestion.config.classes.priority(&av);
         self.scheduler.set_priority(&mut entry.schedule, priority, places);
@@ -143,6 +144,12 @@ impl Nic {
             self.scheduler.expect_holds(&entry.schedule);
         }
         self.scheduler.mark_changed(&mut entry.schedule);
+    }
+
+    /// True if the NIC answers this verdict with a notification, though the packet has no mark.
+    pub(super) fn answers_gap(&self, verdict: &Verdict) -> bool {
+        matches!(verdict, Verdict::OutOfSequence { nak: true, .. })
+            && self.config.profile.is_some_and(|profile| profile.cnp.answers_gaps)
     }
 
     /// Answers a marked packet with a notification, after its QP has processed it.

@@ -296,7 +296,7 @@ impl Nic {
         {
             entry.log.note_packet(now, packet.bth.opcode, packet.bth.psn, verdict);
         }
-        if packet.is_ce() {
+        if packet.is_ce() || self.answers_gap(&verdict) {
             self.answer_mark(now, QpIndex(index), packet, &verdict);
         }
         self.mark_changed(QpIndex(index));

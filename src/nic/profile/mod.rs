@@ -26,6 +26,8 @@ pub struct Profile {
     pub sq_psn_is_acknowledged: bool,
     /// The responder.
     pub responder: ResponderProfile,
+    /// The packets of a connection.
+    pub packets: PacketProfile,
     /// Congestion notifications (CNP).
     pub cnp: CnpProfile,
 }
@@ -39,6 +41,25 @@ pub struct CnpProfile {
     pub mig_req: Option<bool>,
     /// IPv4 identification of the first one; each later one has the next. Roxie's own: 0.
     pub first_ip_id: Option<u16>,
+    /// A sequence NAK brings a CNP as well.
+    pub answers_gaps: bool,
+}
+
+/// What is different in an adapter's packets of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketProfile {
+    /// MigReq bit. `None`: as the device is configured.
+    pub mig_req: Option<bool>,
+    /// The UDP source port is the sender's QPN, its lower 16 bits.
+    pub source_port_is_qpn: bool,
+    /// All are ECN-capable (ECT(0)), whatever the path's traffic class says.
+    pub is_ecn_capable: bool,
+    /// The six reserved bits behind FECN and BECN, of requests.
+    pub request_bits: u8,
+    /// The first packet of a connection asks for an acknowledgement, be it the last one of its message or not.
+    pub first_requests_ack: bool,
+    /// ACKs have the number of posted receives, agreed or not (IBTA 9.7.7.2).
+    pub has_credits: bool,
 }
 
 /// The behaviour of an adapter's responder.

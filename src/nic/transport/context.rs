@@ -3,7 +3,7 @@
 //! Parts are given the context with each call, and cannot change it: [`Qp`](super::Qp) sets state and attributes.
 
 use super::AckRequestPolicy;
-use crate::profile::{Profile, ResponderProfile};
+use crate::profile::{PacketProfile, Profile, ResponderProfile};
 use crate::verbs::{CqIndex, PdId, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType};
 use roxie_wire::mad::GSI_QKEY;
 use roxie_wire::{Bth, Packet, Qpn, Service};
@@ -59,6 +59,8 @@ pub struct QpContext {
     pub profile: Option<&'static Profile>,
     /// When unsignaled messages ask for an acknowledgement.
     pub ack_requests: AckRequestPolicy,
+    /// ACKs have the number of posted receives.
+    has_credits: bool,
     state: QpState,
     attributes: QpAttributes,
 }
@@ -78,6 +80,7 @@ impl QpContext {
             shares_receives: config.srq_pd.is_some(),
             profile: config.profile,
             ack_requests: config.ack_requests,
+            has_credits: false,
             state: QpState::Reset,
             attributes: QpAttributes::default(),
         }
@@ -96,6 +99,24 @@ impl QpContext {
     /// Returns an adapter's behaviour as a responder, or Roxie's own.
     pub(super) fn responder_profile(&self) -> ResponderProfile {
         self.profile.map_or_else(ResponderProfile::default, |profile| profile.responder)
+    }
+
+    /// Returns what is different in an adapter's packets, or nothing.
+    pub(super) fn packets(&self) -> PacketProfile {
+        self.profile.map_or_else(PacketProfile::default, |profile| profile.packets)
+    }
+
+    /// True if ACKs have the number of posted receives.
+    pub(super) fn has_credits(&self) -> bool {
+        self.has_credits
+    }
+
+    /// Sets the attributes that verbs do not define.
+    pub(super) fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
+        let packets = self.packets();
+        self.attributes.mig_req = packets.mig_req.unwrap_or(mig_req);
+        self.attributes.end_to_end_credits = end_to_end_credits;
+        self.has_credits = end_to_end_credits || packets.has_credits;
     }
 
     /// Returns the path MTU in bytes.
@@ -134,6 +155,11 @@ impl QpContext {
             dest_qp: self.attributes.dest_qpn,
             ..Bth::default()
         }
+    }
+
+    /// Returns the BTH fields that all requests of this QP share that do not take the fast path.
+    pub(super) fn request_bth(&self) -> Bth {
+        Bth { reserved6: self.packets().request_bits, ..self.bth() }
     }
 }
 

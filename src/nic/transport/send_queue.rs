@@ -132,6 +132,8 @@ pub struct SendQueue {
     operands: Box<[Operands]>,
     /// True if each work request has an address among its operands.
     has_addresses: bool,
+    /// The fast path sends messages that are shorter than this.
+    plain_below: u32,
     mask: u32,
     capacity: u32,
     max_sge: usize,
@@ -161,6 +163,7 @@ impl SendQueue {
             inline: filled(slots * max_inline as usize)?,
             operands: filled(slots)?,
             has_addresses: false,
+            plain_below: MAX_MESSAGE + 1,
             mask: slots as u32 - 1,
             capacity: capacity.max(1),
             max_sge: listed(max_sge),
@@ -174,6 +177,11 @@ impl SendQueue {
     #[must_use]
     pub fn with_addresses(self, has_addresses: bool) -> SendQueue {
         SendQueue { has_addresses, ..self }
+    }
+
+    /// Keeps all messages from the fast path.
+    pub fn without_fast_path(self) -> SendQueue {
+        SendQueue { plain_below: 0, ..self }
     }
 
     /// True if each work request has an address among its operands.
@@ -232,7 +240,7 @@ impl SendQueue {
         wqe.plain = valid
             && matches!(wr.opcode, WrOpcode::Send | WrOpcode::Write)
             && !wr.flags.contains(SendFlags::FENCE)
-            && length <= MAX_MESSAGE;
+            && length < self.plain_below;
         wqe.requested_from = 0;
         if self.has_addresses || wr.opcode.has_operands() {
             let SendWr { compare_add, swap, ud, remote_srqn, .. } = wr;

@@ -1,6 +1,8 @@
 //! The part of a profile that a NIC gets.
 
-use roxie::profile::{AckTimer, Adaptive, CnpProfile, Profile, ResponderProfile, Step, VendorErrors};
+use roxie::profile::{
+    AckTimer, Adaptive, CnpProfile, PacketProfile, Profile, ResponderProfile, Step, VendorErrors,
+};
 use roxie::time::Nanos;
 
 use super::fields::{real, steps};
@@ -28,6 +30,15 @@ impl ProfileFile {
                 source_port: self.number("cnp.source_port").map(|port| port as u16),
                 mig_req: self.get("cnp.mig_req").and_then(toml::Value::as_bool),
                 first_ip_id: self.number("cnp.first_ip_id").map(|id| id as u16),
+                answers_gaps: self.is_set("cnp.on_nak"),
+            },
+            packets: PacketProfile {
+                mig_req: self.get("bth.mig_req").and_then(toml::Value::as_bool),
+                source_port_is_qpn: self.get("sport.rule").is_some(),
+                is_ecn_capable: self.get("ip.ecn").is_some(),
+                request_bits: self.number("bth.byte4_requests").unwrap_or(0) as u8,
+                first_requests_ack: self.is_set("ack.first_of_first"),
+                has_credits: self.get("ack.credits").is_some(),
             },
             sq_psn_is_acknowledged: self.get("requester.sq_psn").is_some(),
             responder: ResponderProfile {

@@ -23,7 +23,7 @@ pub enum FieldKind {
 pub type FieldSpec = (&'static str, FieldKind, &'static str, &'static str);
 
 /// All fields.
-pub const FIELDS: [FieldSpec; 31] = [
+pub const FIELDS: [FieldSpec; 38] = [
     ("id.name", FieldKind::Text, "name", "none"),
     ("id.part", FieldKind::Number(0xffff), "number of the part", "none"),
     ("id.firmware", FieldKind::Text, "range of firmware", "none"),
@@ -79,6 +79,18 @@ pub const FIELDS: [FieldSpec; 31] = [
         "IPv4 identification of the first CNP, then counted up",
         "0",
     ),
+    ("cnp.on_nak", FieldKind::Flag, "a sequence NAK brings a CNP as well", "marks alone do"),
+    (
+        "ack.first_of_first",
+        FieldKind::Flag,
+        "the first packet of a connection asks for an ACK",
+        "if its message ends",
+    ),
+    ("ack.credits", FieldKind::Word(&["real"]), "credits in ACKs", "none, unless agreed"),
+    ("sport.rule", FieldKind::Word(&["qpn"]), "UDP source port", "of flow label or both QPNs"),
+    ("bth.mig_req", FieldKind::Flag, "MigReq bit", "0"),
+    ("bth.byte4_requests", FieldKind::Number(63), "byte 4 of the BTH of requests", "0"),
+    ("ip.ecn", FieldKind::Word(&["ect0-always"]), "ECN bits of a connection's packets", "as asked"),
     (
         "counters.root_alone",
         FieldKind::Flag,

@@ -20,11 +20,12 @@ pub use chosen::ChosenProfile;
 pub use fields::{FIELDS, FieldKind, FieldSpec};
 
 /// Profiles that are built in, and their files.
-const BUILT_IN: [(&str, &str); 4] = [
+const BUILT_IN: [(&str, &str); 5] = [
     ("cx4lx", include_str!("cx4lx.toml")),
     ("cx5", include_str!("cx5.toml")),
     ("cx6", include_str!("cx6.toml")),
     ("cx6-20.40", include_str!("cx6-20.40.toml")),
+    ("hi1822", include_str!("hi1822.toml")),
 ];
 
 /// Histories of an adapter before a fault, by which its adaptive phase differs.

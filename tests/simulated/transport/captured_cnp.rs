@@ -24,7 +24,12 @@ fn profiled_cnp_is_that_of_the_adapter() {
         ["10.0.17.1", "10.0.18.1"].map(|ip| Gid::from(ip.parse::<IpAddr>().expect("an address")));
     let [own_mac, peer_mac] =
         ["7cfe90643b32", "e41d2dab2bc2"].map(|mac| bytes(mac).try_into().expect("six bytes"));
-    let cnp = CnpProfile { source_port: Some(0), mig_req: Some(false), first_ip_id: Some(0x718c) };
+    let cnp = CnpProfile {
+        source_port: Some(0),
+        mig_req: Some(false),
+        first_ip_id: Some(0x718c),
+        answers_gaps: false,
+    };
     let profile = Box::leak(Box::new(Profile { cnp, ..Profile::default() }));
     let (port, mut link) = joined_ports(1500, None);
     let config = NicConfig { mig_req: true, profile: Some(profile), ..NicConfig::default() };

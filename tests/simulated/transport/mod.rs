@@ -3,16 +3,16 @@
 //! Requester and responder:
 //!
 //! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that
-//!   are invalid. [`asks`]: which packets ask for an acknowledgement. [`examination`]: whether the peer has the
-//!   connection.
+//!   are invalid. [`asks`], [`shown`]: which packets ask for an acknowledgement. [`examination`]: whether the peer has
+//!   the connection.
 //! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and
 //!   duplicates of them.
 //! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of
 //!   a QP.
 //! * [`selective`]: selective repeat on either side; [`early`]: where early packets are placed, and what takes them
 //!   back.
-//! * [`peers`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of faults found
-//!   earlier.
+//! * [`peers`], [`adapters`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of
+//!   faults found earlier.
 //! * [`between`]: an application that posts in the middle of a pass. [`parts`]: pieces that need no NIC.
 //!
 //! Other services and objects:
@@ -33,6 +33,7 @@
 //! [`hidden`]: header fields that sockets do not show. [`off_path`]: an attacker off the path.
 
 mod accounts;
+mod adapters;
 mod answers;
 mod asks;
 mod atomics;
@@ -88,6 +89,7 @@ use roxie::frame::FrameMut;
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::port::Port;
+use roxie::profile::Profile;
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::transport::AckRequestPolicy;
@@ -136,6 +138,8 @@ struct Setup {
     selective: bool,
     /// When unsignaled messages ask for an acknowledgement.
     ack_requests: AckRequestPolicy,
+    /// The behaviour of an adapter.
+    profile: Option<&'static Profile>,
 }
 
 impl Default for Setup {
@@ -155,6 +159,7 @@ impl Default for Setup {
             serves: false,
             selective: false,
             ack_requests: AckRequestPolicy::Late,
+            profile: None,
         }
     }
 }
@@ -216,7 +221,7 @@ impl Stage {
             end_to_end_credits: setup.credits,
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
-            profile: None,
+            profile: setup.profile,
             ack_requests: setup.ack_requests,
             serves: setup.serves,
             assumes_selective_repeat: false,
@@ -439,8 +444,12 @@ impl Drop for Stage {
 
 /// Headers of packets from host `from` to the NIC.
 fn template(from: u8) -> Template {
+    Template::new(&flow(from))
+}
+
+fn flow(from: u8) -> FlowSpec {
     let gid = |n| Gid::from(Host::address(n, false));
-    Template::new(&FlowSpec {
+    FlowSpec {
         src_mac: Host::mac(from.into()),
         dst_mac: Host::mac(1),
         vlan: None,
@@ -451,7 +460,7 @@ fn template(from: u8) -> Template {
         hop_limit: 64,
         source_port: 0xc000,
         version: RoceVersion::V2,
-    })
+    }
 }
 
 fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {

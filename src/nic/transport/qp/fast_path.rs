@@ -108,7 +108,7 @@ impl Qp {
         let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
             && !self.pacing().is_on()
-            && !self.attributes().end_to_end_credits;
+            && !self.has_credits();
         if !is_eligible || request_precedes {
             return None;
         }

@@ -26,6 +26,9 @@ const _: () = assert!(Requester::SELECTIVE_REPEAT + Responder::SELECTIVE_REPEAT 
 /// Bytes of the network header that a datagram's receive begins with.
 const GRH_LEN: u64 = 40;
 
+/// ECN bits of a packet that switches may mark: ECT(0) (RFC 3168 5).
+const ECT_0: u8 = 2;
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
@@ -126,9 +129,7 @@ impl Qp {
 
     /// Sets the attributes that verbs do not define.
     pub fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
-        let attributes = self.context.attributes_mut();
-        attributes.mig_req = mig_req;
-        attributes.end_to_end_credits = end_to_end_credits;
+        self.context.configure(mig_req, end_to_end_credits);
     }
 
     fn reset(&mut self) {
@@ -182,7 +183,13 @@ impl Qp {
     }
 
     fn rebuild_template(&mut self) {
-        self.template = self.attributes().av.map(|av| self.template_along(&av, self.tag));
+        let with_ecn = |mut av: AddressVector| {
+            if self.context.packets().is_ecn_capable {
+                av.traffic_class = av.traffic_class & !3 | ECT_0;
+            }
+            av
+        };
+        self.template = self.attributes().av.map(|av| self.template_along(&with_ecn(av), self.tag));
         // The fast path takes only plain packets.
         let plain = self.attributes().av.filter(|av| av.encapsulation.is_plain());
         self.ends = plain.and_then(|av| Ends::of(&av.dgid, &av.sgid));
@@ -192,6 +199,7 @@ impl Qp {
     pub fn template_along(&self, av: &AddressVector, tag: Option<u16>) -> Template {
         // The UDP source port depends on the flow label, or on both QPNs (`rdma_get_udp_sport`, `ib_verbs.h`).
         let port = match av.flow_label {
+            _ if self.context.packets().source_port_is_qpn => self.qpn.value() as u16,
             0 => entropy_port(self.qpn, self.attributes().dest_qpn),
             label => flow_port(label),
         };

@@ -32,6 +32,8 @@ pub(super) struct AckRequests {
     has_unsignaled: bool,
     /// Whether the peer answers probes.
     test: ProbeTest,
+    /// The first PSN of the connection.
+    first: Psn,
     /// Number of packets since the last one that asked for an acknowledgement.
     since: u32,
     /// The PSN after the last packet that asked for an acknowledgement.
@@ -50,7 +52,7 @@ pub(super) struct AckRequests {
 impl AckRequests {
     /// Starts at `psn` with nothing outstanding.
     pub(super) fn start(&mut self, psn: Psn) {
-        (self.requested_end, self.probe_after) = (psn, psn);
+        (self.first, self.requested_end, self.probe_after) = (psn, psn, psn);
     }
 
     /// Asks for nothing more.
@@ -150,6 +152,11 @@ impl AckRequests {
     /// for a completion.
     pub(super) fn at_end_of(&self, sig_all: bool, flags: SendFlags) -> bool {
         sig_all || flags.contains(SendFlags::SIGNALED) || !self.is_late
+    }
+
+    /// Returns the first PSN of the connection.
+    pub(super) fn first(&self) -> Psn {
+        self.first
     }
 
     /// True if the packet with this PSN asks for an acknowledgement. `ends`: it is the last one of its message.
@@ -314,6 +321,6 @@ fn rest_or_stop(now: Nanos, timer: &mut Retry, rests: bool) {
 
 /// Plans a SEND of no bytes that asks for an acknowledgement.
 fn empty_send(qp: &QpContext, psn: Psn, reason: TxReason, origin: Origin) -> TxPlan {
-    let bth = Bth { opcode: Opcode::RC_SEND_ONLY, ack_req: true, psn, ..qp.bth() };
+    let bth = Bth { opcode: Opcode::RC_SEND_ONLY, ack_req: true, psn, ..qp.request_bth() };
     TxPlan { bth, ext: Ext::None, payload_len: 0, inline: None, ah: None, reason, origin }
 }

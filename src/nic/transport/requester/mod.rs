@@ -113,7 +113,9 @@ impl Requester {
     /// `queue`: the NIC's copy of the send queue.
     pub(super) fn new(config: &QpConfig, queue: SendQueue) -> Requester {
         let has_addresses = config.init.qp_type.is_datagram() || config.init.qp_type.is_extended();
-        Requester::with(SendWindow::new(queue.with_addresses(has_addresses)))
+        let queue = queue.with_addresses(has_addresses);
+        let is_special = config.profile.is_some_and(|profile| profile.packets.request_bits != 0);
+        Requester::with(SendWindow::new(if is_special { queue.without_fast_path() } else { queue }))
     }
 
     fn with(window: SendWindow) -> Requester {

@@ -164,6 +164,7 @@ impl Requester {
         let requests_ack =
             self.ack_requests.in_packet(psn, last, wanted, self.window.in_flight(), ctx.limits)
                 || (again && self.scoreboard.is_some())
+                || (psn == self.ack_requests.first() && qp.packets().first_requests_ack)
                 || (self.pacing.is_on() && self.requests_each_ack(ctx, mtu));
         let bth = Bth {
             opcode,
@@ -171,7 +172,7 @@ impl Requester {
             solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
             ack_req: requests_ack,
             psn,
-            ..qp.bth()
+            ..qp.request_bth()
         };
         Some(TxPlan {
             bth,

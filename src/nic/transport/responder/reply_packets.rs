@@ -153,11 +153,11 @@ fn reason_of(resource: &Resource) -> TxReason {
     if resource.again { TxReason::AnswerAgain } else { TxReason::Answer }
 }
 
-/// Returns the credit code for an AETH. Without end-to-end credits, 31 (no information).
+/// Returns the credit code for an AETH; 31 (no information) if the QP has none.
 fn credits(qp: &QpContext, ctx: &Ctx<'_>) -> u8 {
     // Receives of a shared queue are no credit, because other QPs may take them (IBTA 9.7.7.2).
     //= IBTA 9.7.7.2: credits-are-told
-    if !qp.attributes().end_to_end_credits || qp.shares_receives {
+    if !qp.has_credits() || qp.shares_receives {
         return NO_CREDITS;
     }
     let available = ctx.receives.available();
