@@ -19,6 +19,9 @@ pub(super) fn checks() -> Vec<Check> {
         out_of_order(&mut chapter, kind);
         variants(&mut chapter, kind);
     }
+    for kind in KINDS.into_iter().filter(|kind| matches!(kind.name, "send_only" | "write_only")) {
+        probe(&mut chapter, kind);
+    }
     chapter.add(
         "rc/msn/counts_messages",
         "9.7.5.1",
@@ -83,6 +86,30 @@ fn in_order(chapter: &mut Chapter, kind: Kind) {
         )
         .needs(kind.need)
         .short();
+}
+
+/// The question of a requester that asks late for acknowledgements, as Roxie does.
+fn probe(chapter: &mut Chapter, kind: Kind) {
+    let upper = kind.name.to_uppercase();
+    chapter.add(
+        format!("rc/probe/{}", kind.name),
+        "9.7.5.1.2",
+        format!("a {upper}, then twice a SEND of no bytes with its PSN, while no receive is posted"),
+        "a duplicate SEND is acknowledged with the last PSN executed, whatever it carries, and takes no receive",
+        move |bench| {
+            let mut rc = bench.rc()?;
+            if kind.receives > 0 {
+                bench.receive(&rc, 64, 1)?;
+            }
+            bench.ask(&rc, &(kind.craft)(&rc), &[&kind.answered(0, 1)])?;
+            for _ in 0..2 {
+                bench.ask(&rc, &rc.request(Opcode::RC_SEND_ONLY).ack(), &["ACK+0 msn 1"])?;
+            }
+            rc.advance(1);
+            bench.works(&rc, 2)?;
+            bench.completes(&rc, &vec![(0, 0); kind.receives]).map(drop)
+        },
+    );
 }
 
 /// A request with a PSN ahead of the expected one, or behind it.
