@@ -1,5 +1,6 @@
 //! Stock programs on a device that behaves as an adapter was measured to.
 
+use super::conform::{agent, conform};
 use super::{NEAR, Running, Site, launcher, skip};
 
 #[test]
@@ -14,6 +15,8 @@ fn profiled_device_exchanges_with_an_ordinary_one() {
         ("cx6", "ib_write_bw -x 1 -F -n 500"),
         ("cx6-20.40", "ib_read_lat -x 1 -F -n 200"),
         ("cx6-20.40", "ib_send_lat -x 1 -F -n 200"),
+        ("hi1822", "ib_send_lat -x 1 -F -n 200"),
+        ("hi1822", "ib_write_bw -x 1 -F -n 500"),
     ] {
         let command = launcher(&["--dev", "left", "--port", "packet", "--profile", profile], program);
         let mut server = Running::start(&site.local, command);
@@ -22,6 +25,39 @@ fn profiled_device_exchanges_with_an_ordinary_one() {
         let server = server.finish();
         assert!(client.status.success() && server.status.success(), "{profile}: {client:?}\n{server:?}");
     }
+}
+
+/// A profile predicts what the bench finds at a device that has it, and at no other.
+#[test]
+fn bench_finds_what_a_profile_predicts() {
+    if skip("bench_finds_what_a_profile_predicts", &["cc"]) {
+        return;
+    }
+    let (_place, program) = agent();
+    let program = program.display().to_string();
+    let started = |site: &Site, profile: &[&str]| {
+        let command = launcher(&[&["--dev", "right", "--port", "packet"], profile].concat(), &program);
+        let mut agent = Running::start(&site.remote, command);
+        agent.wait_for_output("TCP port");
+        agent
+    };
+    let site = Site::new("predicted");
+    let cx5 = started(&site, &["--profile", "cx5"]);
+    let like = conform(&site, "--expect cx5");
+    assert_eq!(like.status.code(), Some(0), "{}", like.output);
+    let whole = "cx5: 24 of 24 checks end as its profile says; 0 more are broken, of which it says nothing";
+    assert!(like.output.contains(whole), "{}", like.output);
+    assert!(like.output.contains("as cx5 does (measured)"), "{}", like.output);
+    assert!(like.output.contains("as cx6 does (measured)"), "{}", like.output);
+    drop(cx5);
+    let _plain = started(&site, &[]);
+    let other = conform(&site, "--expect cx5 --filter rc/rights/fault_in_later_packet");
+    assert_eq!(other.status.code(), Some(1), "{}", other.output);
+    let why = "not as cx5: rc/rights/fault_in_later_packet is kept; cx5 breaks it (measured on ConnectX-5";
+    assert!(other.output.contains(why), "{}", other.output);
+    let silent = conform(&site, "--expect cx4lx --filter rc/valid");
+    assert_eq!(silent.status.code(), Some(77), "{}", silent.output);
+    assert!(silent.output.contains("says nothing of the checks that were run"), "{}", silent.output);
 }
 
 #[test]

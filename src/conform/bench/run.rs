@@ -41,6 +41,9 @@ pub struct Outcome {
     /// The packets as a script that can be sent again; empty if the check has none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub script: String,
+    /// Adapters that are known to break the rule as well, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<String>,
     /// The packets as a capture.
     #[serde(skip)]
     pub capture: Vec<u8>,
@@ -108,6 +111,7 @@ pub fn run(check: &Check, bench: &mut Bench, again: &mut dyn FnMut() -> Option<A
         came,
         seconds: start.elapsed().as_secs_f64(),
         ladder: String::new(),
+        adapters: Vec::new(),
         script: String::new(),
         capture,
     }

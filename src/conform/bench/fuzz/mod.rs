@@ -298,6 +298,7 @@ fn outcome(name: &str, tally: Tally, config: &Config, ended: Option<&str>) -> Ou
         came,
         seconds: tally.seconds,
         ladder: String::new(),
+        adapters: Vec::new(),
         script: tally.found.map(|(_, sequence)| sequence.to_string()).unwrap_or_default(),
         capture: tally.capture,
     }

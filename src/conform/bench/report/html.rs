@@ -97,7 +97,11 @@ fn check(html: &mut String, outcome: &Outcome, is_open: bool) {
         ("stimulus", outcome.stimulus.as_str()),
         ("the specification", &format!("{} ({})", outcome.asks, outcome.clause)),
         ("came", came),
+        ("adapters", &outcome.adapters.join(", ")),
     ] {
+        if value.is_empty() {
+            continue;
+        }
         let _ = writeln!(html, "<dt>{key}</dt><dd>{}</dd>", escaped(value));
     }
     html.push_str("</dl>\n");

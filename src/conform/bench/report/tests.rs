@@ -11,6 +11,7 @@ fn outcome(name: &str, chapter: &str, verdict: Verdict) -> Outcome {
         came: if verdict == Verdict::Keeps { String::new() } else { "nothing \u{1b}[31m <b>".into() },
         seconds: 0.25,
         ladder: if verdict == Verdict::Breaks { "|-- SEND -->|".into() } else { String::new() },
+        adapters: Vec::new(),
         script: if verdict == Verdict::Breaks { "pair RC first=0x1".into() } else { String::new() },
         capture: Vec::new(),
     }

@@ -294,6 +294,7 @@ impl WireJudge {
             came,
             seconds: now.0 as f64 / 1e9,
             ladder: String::new(),
+            adapters: Vec::new(),
             script: String::new(),
             capture: Vec::new(),
         };

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use roxie_report::output;
 
 mod compare;
+mod expect;
 mod fuzz;
 mod list;
 mod play;
@@ -37,10 +38,11 @@ const LONG_ABOUT: &str = "Sends right and wrong packets to a RoCE v2 peer, and j
 
 const AFTER_HELP: &str = "Examples:\n  roxie conform --target 192.0.2.2\n  roxie conform --target 192.0.2.2 --ssh me@hostb --short\n  roxie conform \
                           --target 192.0.2.2 --filter rc/duplicate --captures packets\n  roxie conform --target 192.0.2.2 --json \
-                          run.json --junit run.xml --html run.html\n  roxie conform --target 192.0.2.2 --fuzz --seed 7\n  roxie conform \
+                          run.json --junit run.xml --html run.html\n  roxie conform --target 192.0.2.2 --expect cx6\n  roxie conform --target 192.0.2.2 --fuzz --seed 7\n  roxie conform \
                           --target 192.0.2.2 --script fuzz-rc.script\n  roxie conform --through veth0 veth1 --play \
                           './play $ROXIE_OPERATION'\n\nExit codes: 0 the target keeps all rules that were tested, 1 it \
-                          breaks some, 2 wrong usage, 77 the run cannot begin.";
+                          breaks some, 2 wrong usage, 77 the run cannot begin. With --expect: 0 the target does what the profile \
+                          says, 1 it does something else.";
 
 /// Test a RoCE v2 peer against the specification
 #[derive(Debug, Args)]
@@ -114,6 +116,9 @@ struct PlayArguments {
     fuzz: fuzz::FuzzArguments,
     #[command(flatten)]
     through: through::ThroughArguments,
+    /// Compare the target with this adapter instead of the specification: a name of `roxie profile list`, or a file
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["fuzz", "through"])]
+    expect: Option<String>,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,

@@ -9,9 +9,10 @@ use roxie_conform_bench::verdict::Stop;
 use roxie_conform_bench::wire::{Access, Wire};
 use roxie_report::output;
 
+use super::expect::Expected;
 use super::reach::Reach;
 use super::report::{finish, make_folder, take};
-use super::{CANNOT_RUN, Ended, Link, PlayArguments, USAGE, fuzz};
+use super::{BROKEN, CANNOT_RUN, Ended, Link, PlayArguments, USAGE, fuzz};
 
 /// Times that a lost agent is connected again in a run.
 const COMEBACKS: u32 = 3;
@@ -27,6 +28,8 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
             "--target names the peer, --through two ends of a wire: see `roxie conform --help`".into(),
         ));
     };
+    let expected = arguments.expect.as_deref().map(Expected::find).transpose();
+    let expected = expected.map_err(|error| Ended(USAGE, error.to_string()))?;
     let fuzzing = arguments.fuzz.chosen()?;
     let checks = arguments.selection.checks();
     if checks.is_empty() {
@@ -62,7 +65,11 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
         output::progress(format_args!("{}/{} {}", n + 1, checks.len(), check.name));
         take(play(check, &mut bench, &mut again), arguments, &mut report)?;
     }
-    finish(arguments, &report)
+    let code = finish(arguments, &report)?;
+    match expected {
+        None => Ok(code),
+        Some(expected) => Ok(if expected.compare(&report.checks)? { 0 } else { BROKEN }),
+    }
 }
 
 /// Opens the link, connects to the agent, and makes the folder for captures.

@@ -11,7 +11,7 @@ use roxie_conform_bench::verdict::Verdict;
 use roxie_report::ladder::{self, Ladder, Style};
 use roxie_report::output;
 
-use super::{BROKEN, CANNOT_RUN, Ended, PlayArguments};
+use super::{BROKEN, CANNOT_RUN, Ended, PlayArguments, expect};
 
 /// Draws the packets of an outcome, writes its capture if that is asked for, prints it, and adds it to the report.
 pub(super) fn take(
@@ -20,6 +20,7 @@ pub(super) fn take(
     report: &mut Report,
 ) -> Result<(), Ended> {
     outcome.ladder = drawn(&outcome);
+    expect::annotate(&mut outcome);
     output::progress("");
     if let Some(folder) = &arguments.captures {
         let name = outcome.name.replace('/', "-");
@@ -50,6 +51,9 @@ fn tell(outcome: &Outcome, verbose: bool) -> Result<(), Ended> {
     output::line(format_args!("{:<10} {} ({})", outcome.verdict.words(), outcome.name, outcome.clause))?;
     if !outcome.came.is_empty() {
         output::line(format_args!("           {}", outcome.came))?;
+    }
+    for adapter in &outcome.adapters {
+        output::line(format_args!("           {adapter}"))?;
     }
     if outcome.verdict == Verdict::Breaks {
         output::line(format_args!("           sent: {}", outcome.stimulus))?;

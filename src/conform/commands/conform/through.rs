@@ -125,6 +125,7 @@ impl Through<'_> {
             came,
             seconds: start.elapsed().as_secs_f64(),
             ladder: String::new(),
+            adapters: Vec::new(),
             script: String::new(),
             capture: Vec::new(),
         });

@@ -168,6 +168,7 @@ impl Judged {
             },
             seconds: 0.0,
             ladder: self.ladders.get(ruling.rule).cloned().unwrap_or_default(),
+            adapters: Vec::new(),
             script: String::new(),
             capture: Vec::new(),
         })
