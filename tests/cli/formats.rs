@@ -107,6 +107,7 @@ fn report() -> Value {
         came: "one".into(),
         seconds: 0.25,
         ladder: "|-- SEND -->|".into(),
+        adapters: vec!["as cx5 does (measured)".into()],
         script: "pair RC first=0x1".into(),
         capture: Vec::new(),
     });

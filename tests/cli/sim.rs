@@ -58,6 +58,26 @@ fn scenario_writes_its_tables() {
     assert_ne!(other[0], summary);
 }
 
+/// Each host has the ACK timer of the adapter, which is longer than the 4.2 ms of the scenario.
+#[test]
+fn hosts_behave_as_the_adapter_of_a_profile() {
+    let folder = folder();
+    let at = folder.path().display();
+    let lossy = SCENARIO.replace("hosts = 4", "hosts = 4\nframe_errors = 0.02").replace("2 ms", "20 s");
+    let ended = |hosts: &str| {
+        fs::write(folder.path().join("lossy.toml"), format!("{lossy}[hosts]\n{hosts}\n")).expect("a file");
+        let results = run(&format!("sim run {at}/lossy.toml --json --seed 3")).succeeded().json();
+        assert_eq!((&results[0]["ended"], &results[0]["failed"]), (&Value::from(3), &Value::from(0)));
+        results[0].clone()
+    };
+    let (own, adapter) = (ended("depth = 8"), ended("depth = 8\nprofile = \"cx6\""));
+    assert_ne!(own, adapter);
+    let wrong = format!("{lossy}[hosts]\nprofile = \"cx0\"\n");
+    fs::write(folder.path().join("wrong.toml"), wrong).expect("a file");
+    let why = ["line", "[hosts]", "\"cx0\"", "built in are cx4lx"];
+    run(&format!("sim run {at}/wrong.toml")).failed(2, &why);
+}
+
 #[test]
 fn invalid_scenario_is_reported_with_its_line() {
     let folder = folder();

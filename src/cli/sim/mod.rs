@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use roxie_options::profile::ChosenProfile;
 use roxie_report::failure::Failure;
-use roxie_sim::scenario::ScenarioError;
+use roxie_sim::scenario::{Scenario, ScenarioError, Simulation};
 
 mod collect;
 mod play;
@@ -44,6 +45,16 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("sim"),
     }
+}
+
+/// Prepares a scenario, with the profile that it names.
+fn prepared(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
+    let find = |name: &String| {
+        let chosen = name.parse::<ChosenProfile>();
+        chosen.map(|chosen| chosen.profile).map_err(|error| ScenarioError::of_profile(error.to_string()))
+    };
+    let profile = scenario.hosts.profile.as_ref().map(find).transpose()?;
+    Simulation::with_profile(scenario, profile)
 }
 
 /// Returns the failure of an error: of the run, or of the scenario that was given.

@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     scenario.seed = arguments.seed.unwrap_or(scenario.seed);
     let mut progress = Progress::new();
     let out = arguments.out.as_deref().map(|folder| Out { folder, parquet: arguments.parquet });
-    let simulation = Simulation::new(&scenario).map_err(|error| failure(error.within(&arguments.file)))?;
+    let simulation = super::prepared(&scenario).map_err(|error| failure(error.within(&arguments.file)))?;
     let results = play(simulation, &scenario, out, |simulation| progress.tell(simulation))?;
     progress.end(results.summary.events);
     if arguments.json {

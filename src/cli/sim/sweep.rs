@@ -10,7 +10,7 @@ use std::thread;
 use clap::Args;
 use roxie_report::failure::Failure;
 use roxie_report::output;
-use roxie_sim::scenario::{Results, Scenario, Simulation};
+use roxie_sim::scenario::{Results, Scenario};
 use serde_json::{Map, Value};
 
 use super::collect::{JOB, SUMMARY};
@@ -199,7 +199,7 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
 
 impl Job {
     fn play(&self, out: play::Out<'_>) -> Result<Results, Failure> {
-        play::play(Simulation::new(&self.scenario).map_err(failure)?, &self.scenario, Some(out), |_| ())
+        play::play(super::prepared(&self.scenario).map_err(failure)?, &self.scenario, Some(out), |_| ())
     }
 
     /// Keeps a folder with this job's results; clears any other.

@@ -79,7 +79,23 @@ pub enum ScenarioError {
     },
 }
 
+/// Reads a file.
+pub(super) fn load(path: &Path) -> Result<String, ScenarioError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| ScenarioError::File { path: path.display().to_string(), source })
+}
+
 impl ScenarioError {
+    /// Returns the error of a file's text.
+    pub(super) fn of_file(path: &Path, error: &dyn fmt::Display) -> ScenarioError {
+        ScenarioError::Text(format!("{}: {error}", path.display()))
+    }
+
+    /// Returns the error of a profile that cannot be had.
+    pub fn of_profile(why: impl Into<String>) -> ScenarioError {
+        ScenarioError::wrong(("hosts", "profile"), why)
+    }
+
     pub(super) fn wrong(at: impl Into<ScenarioKey>, what: impl Into<String>) -> ScenarioError {
         ScenarioError::Wrong { at: at.into(), what: what.into() }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::ScenarioError;
+use super::error::{ScenarioError, load};
 use super::quantity::{Bytes, Speed, Time};
 use super::sizes::Sizes;
 use crate::fabric::{LinkRate, Routing};
@@ -281,6 +281,8 @@ pub struct HostTable {
     pub timeout: u8,
     /// Lost packets are sent again alone, in place of all behind them: false.
     pub selective_repeat: bool,
+    /// Adapter that all hosts behave as, by the name or file of its profile: none.
+    pub profile: Option<String>,
 }
 
 impl Default for HostTable {
@@ -292,6 +294,7 @@ impl Default for HostTable {
             slots: 64,
             timeout: 10,
             selective_repeat: false,
+            profile: None,
         }
     }
 }
@@ -442,7 +445,8 @@ impl Scenario {
     /// # Errors
     /// If a file cannot be read or is invalid.
     pub fn open(path: &std::path::Path) -> Result<Scenario, ScenarioError> {
-        let mut scenario = Scenario::read(&load(path)?).map_err(|error| within(path, &error))?;
+        let mut scenario =
+            Scenario::read(&load(path)?).map_err(|error| ScenarioError::of_file(path, &error))?;
         scenario.find_nodes(path.parent().unwrap_or(std::path::Path::new("")))?;
         Ok(scenario)
     }
@@ -455,7 +459,7 @@ impl Scenario {
         if let Some(name) = self.network.file.take() {
             let path = folder.join(name);
             let nodes = toml::from_str(&load(&path)?);
-            self.network.nodes = Some(nodes.map_err(|error| within(&path, &error))?);
+            self.network.nodes = Some(nodes.map_err(|error| ScenarioError::of_file(&path, &error))?);
         }
         Ok(())
     }
@@ -488,13 +492,4 @@ impl Scenario {
         }
         Ok(text.parse()?)
     }
-}
-
-fn load(path: &std::path::Path) -> Result<String, ScenarioError> {
-    std::fs::read_to_string(path)
-        .map_err(|source| ScenarioError::File { path: path.display().to_string(), source })
-}
-
-fn within(path: &std::path::Path, error: &dyn std::fmt::Display) -> ScenarioError {
-    ScenarioError::Text(format!("{}: {error}", path.display()))
 }

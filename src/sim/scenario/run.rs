@@ -19,6 +19,7 @@ use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
 use roxie_nic::congestion::{Rate, State};
 use roxie_nic::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
+use roxie_nic::profile::Profile;
 
 /// A running scenario, advanced step by step or to its end.
 #[derive(Debug)]
@@ -37,8 +38,22 @@ impl Simulation {
     /// Builds the network and its hosts, at time zero.
     ///
     /// # Errors
-    /// The first invalid value.
+    /// The first invalid value. A scenario whose hosts have a profile takes [`with_profile`](Self::with_profile).
     pub fn new(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
+        Simulation::with_profile(scenario, None)
+    }
+
+    /// Like [`new`](Self::new), with the profile that the scenario names.
+    ///
+    /// # Errors
+    /// The errors of `new`, or a scenario that names a profile though none is given.
+    pub fn with_profile(
+        scenario: &Scenario,
+        profile: Option<&'static Profile>,
+    ) -> Result<Simulation, ScenarioError> {
+        if let (Some(name), None) = (&scenario.hosts.profile, profile) {
+            return Err(ScenarioError::of_profile(format!("profile {name:?} is not given")));
+        }
         let shape = scenario.shape()?;
         let config = scenario.fabric(&shape)?;
         let rates: Vec<LinkRate> = config.stations.iter().map(|station| station.link.rate).collect();
@@ -57,6 +72,7 @@ impl Simulation {
                 limits: limits(ends[n]),
                 seed: scenario.seed.wrapping_mul(0x1_0001).wrapping_add(n as u64),
                 largest_mtu: terms.path_mtu,
+                profile,
                 ..NicConfig::default()
             };
             let mut host = Host::new(n as u16 + 1, nic, Box::new(fabric.port(n)));
