@@ -464,8 +464,8 @@ pub struct Setup {
     pub control: Option<&'static str>,
     /// The link of the queue pairs, and how they recover from losses.
     pub network: Network,
-    /// True if programs ask their peer for selective repeat.
-    pub requests_selective_repeat: bool,
+    /// An option of `roxie run` for programs.
+    pub program_option: Option<String>,
     /// File for a capture of the row, if wanted.
     pub capture: Option<PathBuf>,
 }

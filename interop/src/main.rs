@@ -306,9 +306,11 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
             return Err(Error::NeedsNewest);
         }
     }
-    let unmodified = rows
-        .iter()
-        .any(|row| matches!(row.case, Case::Program(_) | Case::Iser(_) | Case::Fallback(_) | Case::Bond(_)));
+    let is_unmodified = |row: &Row| {
+        let is_program = matches!(row.case, Case::Program(_) | Case::Fallback(_) | Case::Profiled(..));
+        is_program || matches!(row.case, Case::Iser(_) | Case::Bond(_))
+    };
+    let unmodified = rows.iter().any(is_unmodified);
     let own =
         |row: &Row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Nfs(_) | Case::Conform);
     if unmodified || rows.iter().any(own) {

@@ -56,8 +56,8 @@ use must;
 /// Runs a transfer, an error or a feature row. Destroys its objects at both ends, also after a failure.
 ///
 /// # Panics
-/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Fallback`], [`Case::Nvme`], [`Case::Iser`], [`Case::Nfs`],
-/// [`Case::Conform`], [`Case::Bond`], [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
+/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Fallback`], [`Case::Profiled`], [`Case::Nvme`], [`Case::Iser`],
+/// [`Case::Nfs`], [`Case::Conform`], [`Case::Bond`], [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
         Case::Transfer { service, op, mtu, size, fault } => {
@@ -72,6 +72,7 @@ pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Resul
         Case::Pingpong(_)
         | Case::Program(_)
         | Case::Fallback(_)
+        | Case::Profiled(..)
         | Case::Nvme(_)
         | Case::Iser(_)
         | Case::Nfs(_)

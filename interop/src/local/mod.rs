@@ -411,7 +411,7 @@ impl Local for Roxie<'_> {
             ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
         words.push(format!("--port={}", setup.port));
         words.extend(setup.fault.option(setup.seed));
-        words.extend(setup.requests_selective_repeat.then(|| "--selective-repeat".to_owned()));
+        words.extend(setup.program_option);
         words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
         words.extend(["--".to_owned(), name.to_owned()]);
         words.extend_from_slice(arguments);

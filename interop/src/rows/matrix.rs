@@ -175,6 +175,7 @@ impl Row {
             | Case::Nfs(_)
             | Case::Conform
             | Case::Fallback(_)
+            | Case::Profiled(..)
             | Case::Bond(_) => false,
         }
     }

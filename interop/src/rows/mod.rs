@@ -231,6 +231,8 @@ pub enum Case {
     /// A stock program as [`Case::Program`], with losses and with selective repeat asked for, which the peer does not
     /// have.
     Fallback(Program),
+    /// A stock program as [`Case::Program`], on a device of Roxie with the profile of this adapter.
+    Profiled(&'static str, Program),
     /// A stock program on a bond in the guest, with Roxie at both ends.
     Bond(Bond),
 }
@@ -391,6 +393,15 @@ impl Row {
             Case::Over(_, transfer) => transfer.fault,
             Case::Fallback(_) => Impairment::Loss1,
             _ => Impairment::None,
+        }
+    }
+
+    /// Returns an option of `roxie run` for the row's program.
+    pub fn program_option(&self) -> Option<String> {
+        match self.case {
+            Case::Fallback(_) => Some("--selective-repeat".to_owned()),
+            Case::Profiled(adapter, _) => Some(format!("--profile={adapter}")),
+            _ => None,
         }
     }
 

@@ -164,6 +164,7 @@ impl fmt::Display for Row {
             Case::Conform => write!(f, "conform"),
             Case::Over(network, transfer) => write!(f, "{network}/{transfer}"),
             Case::Fallback(program) => write!(f, "sr/{program}"),
+            Case::Profiled(adapter, program) => write!(f, "profile/{adapter}/{program}"),
             Case::Bond(bond) => write!(f, "bond/{bond}"),
         }
     }

@@ -1,4 +1,5 @@
-//! Rows on other links than the plain one: a VLAN, RoCE v1, a bond; and rows with selective repeat.
+//! Rows on other links than the plain one: a VLAN, RoCE v1, a bond; rows with selective repeat, and with the profile of
+//! an adapter.
 
 use std::fmt;
 
@@ -142,6 +143,11 @@ fn transfers(network: Network, family: Family) -> Vec<Transfer> {
 /// Programs that connect by rdma_cm, by name and variant.
 const BY_CM: [(&str, &str); 3] = [("rping", "cm"), ("ib_send_bw", "cm/rc"), ("ib_write_bw", "cm/rc")];
 
+/// Adapters whose packets or timers differ, and what runs on a device that behaves as they do.
+const ADAPTERS: [&str; 2] = ["cx6", "hi1822"];
+const BY_ADAPTERS: [(&str, &str); 4] =
+    [("ib_send_lat", "rc"), ("ib_write_bw", "rc"), ("ib_read_bw", "rc"), ("rping", "cm")];
+
 /// Returns the rows of all networks.
 pub(super) fn all() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -165,6 +171,14 @@ pub(super) fn all() -> Vec<Row> {
             let is_it = |program: &Program| BY_CM.iter().any(|(name, way)| program.is(name, way));
             rows.extend(uses.filter(is_it).map(row));
         }
+    }
+    for (adapter, requester) in ADAPTERS.into_iter().flat_map(|adapter| SIDES.map(|side| (adapter, side))) {
+        let case = |program| Case::Profiled(adapter, program);
+        let row =
+            |program| Row { port: PortKind::Packet, family: Family::V4, requester, case: case(program) };
+        let uses = programs::all().into_iter().map(|(program, _)| program);
+        let is_it = |program: &Program| BY_ADAPTERS.iter().any(|(name, way)| program.is(name, way));
+        rows.extend(uses.filter(is_it).map(row));
     }
     let bond = |port, bond| Row { port, family: Family::V4, requester: Side::Roxie, case: Case::Bond(bond) };
     use Bond::{ActiveBackup, BalanceRr, BalanceXor, Broadcast, Lacp, Refused, Vlan};

@@ -202,7 +202,9 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
         {
             Some(SkipReason::PeerRefusesToPost)
         }
-        Case::Program(program) | Case::Fallback(program) => program_lacks(program, row, peer),
+        Case::Program(program) | Case::Fallback(program) | Case::Profiled(_, program) => {
+            program_lacks(program, row, peer)
+        }
         _ => None,
     }
 }
@@ -235,7 +237,7 @@ fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
         seed: row.seed(),
         control: row.control(),
         network: row.network(),
-        requests_selective_repeat: matches!(row.case, Case::Fallback(_)),
+        program_option: row.program_option(),
         capture: capture.map(Path::to_owned),
     };
     if row.network().is_between_devices() {
@@ -251,7 +253,9 @@ fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
     }
     let outcome = match (row.case, row.requester) {
         (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
-        (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
+        (Case::Program(program) | Case::Profiled(_, program), _) => {
+            programs::unmodified(program, row, roxie, peer)
+        }
         (Case::Fallback(program), _) => match programs::unmodified(program, row, roxie, peer) {
             Outcome::Pass => capture.and_then(networks::is_not_plain).map_or(Outcome::Pass, Outcome::Fail),
             other => other,

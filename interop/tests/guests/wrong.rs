@@ -35,7 +35,7 @@ fn roxie_reacts_to_invalid_packets_as_tabled() {
         capture: None,
         control: None,
         network: Network::Plain,
-        requests_selective_repeat: false,
+        program_option: None,
     };
     roxie.prepare(&setup).expect("the port opens");
     let script = namespace.within(|| Wire::open(Ipv4Addr::new(127, 0, 0, 2).into(), false));
