@@ -59,6 +59,8 @@ pub struct QpContext {
     pub profile: Option<&'static Profile>,
     /// When unsignaled messages ask for an acknowledgement.
     pub ack_requests: AckRequestPolicy,
+    /// What is different in an adapter's packets, or nothing.
+    packets: PacketProfile,
     /// ACKs have the number of posted receives.
     has_credits: bool,
     state: QpState,
@@ -80,6 +82,7 @@ impl QpContext {
             shares_receives: config.srq_pd.is_some(),
             profile: config.profile,
             ack_requests: config.ack_requests,
+            packets: config.profile.map_or_else(PacketProfile::default, |profile| profile.packets),
             has_credits: false,
             state: QpState::Reset,
             attributes: QpAttributes::default(),
@@ -103,7 +106,7 @@ impl QpContext {
 
     /// Returns what is different in an adapter's packets, or nothing.
     pub(super) fn packets(&self) -> PacketProfile {
-        self.profile.map_or_else(PacketProfile::default, |profile| profile.packets)
+        self.packets
     }
 
     /// True if ACKs have the number of posted receives.
@@ -159,7 +162,7 @@ impl QpContext {
 
     /// Returns the BTH fields that all requests of this QP share that do not take the fast path.
     pub(super) fn request_bth(&self) -> Bth {
-        Bth { reserved6: self.packets().request_bits, ..self.bth() }
+        Bth { reserved6: self.packets.request_bits, ..self.bth() }
     }
 }
 

@@ -164,8 +164,8 @@ impl Requester {
         let requests_ack =
             self.ack_requests.in_packet(psn, last, wanted, self.window.in_flight(), ctx.limits)
                 || (again && self.scoreboard.is_some())
-                || (psn == self.ack_requests.first() && qp.packets().first_requests_ack)
-                || (self.pacing.is_on() && self.requests_each_ack(ctx, mtu));
+                || (self.pacing.is_on() && self.requests_each_ack(ctx, mtu))
+                || (qp.packets().first_requests_ack && psn == self.ack_requests.first());
         let bth = Bth {
             opcode,
             //= IBTA 9.2: solicited-is-in-the-last-packet
