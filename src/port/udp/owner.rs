@@ -15,8 +15,9 @@ const TRIES_EVERY: Duration = Duration::from_millis(10);
 struct Owner {
     /// One or two sentences: the holder as far as visible, and what to do.
     text: String,
-    /// True if the port may become free by itself: no holder is visible. For example the last holder has just ended, or
-    /// the socket is in flight from one process to another.
+    /// True if the port may become free by itself. No holder is visible: the last one has just ended, or the socket is
+    /// in flight from one process to another. Or each is a child of this process, which has the sockets of its parent
+    /// until it executes another program.
     may_go: bool,
 }
 
@@ -58,12 +59,14 @@ fn bound_within<S, E>(
 /// Finds the holder of local UDP port `port`.
 fn of(port: u16) -> Owner {
     let inodes = socket_inodes(port);
-    let mut owners: Vec<String> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
-    owners.sort();
+    let mut owners: Vec<u32> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
+    owners.sort_unstable();
     owners.dedup();
     if !owners.is_empty() {
-        let text = format!("{} holds it: stop that process first", owners.join(" and "));
-        return Owner { text, may_go: false };
+        let names: Vec<_> =
+            owners.iter().map(|pid| format!("process {pid} ({})", process_name(*pid))).collect();
+        let text = format!("{} holds it: stop that process first", names.join(" and "));
+        return Owner { text, may_go: owners.into_iter().all(is_own_child) };
     }
     let may_go = inodes.is_empty() || !Path::new("/sys/module/rdma_rxe").exists();
     let text = match (inodes.is_empty(), may_go) {
@@ -99,14 +102,21 @@ fn inode_if_bound(line: &str, port: u16) -> Option<u64> {
     fields.nth(7)?.parse().ok()
 }
 
-fn process_with_socket(inode: u64) -> Option<String> {
+/// True for a child of this process, and for a process that has ended.
+fn is_own_child(pid: u32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.is_some_and(|parent| parent.trim().parse() == Ok(std::process::id()))
+}
+
+fn process_with_socket(inode: u64) -> Option<u32> {
     let wanted = format!("socket:[{inode}]");
     for process in fs::read_dir("/proc").ok()?.flatten() {
         let Ok(pid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         let holds = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == &wanted[..]);
         if descriptors.flatten().any(holds) {
-            return Some(format!("process {pid} ({})", process_name(pid)));
+            return Some(pid);
         }
     }
     None
@@ -114,7 +124,27 @@ fn process_with_socket(inode: u64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::OwnedFd;
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    /// A child that was just forked has the sockets of its parent.
+    #[test]
+    fn port_is_bound_after_a_child_let_go() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let port = socket.local_addr().expect("an address").port();
+        let mut sleep = Command::new("sleep");
+        let mut child = sleep.arg("0.3").stdin(Stdio::from(OwnedFd::from(socket))).spawn().expect("a child");
+        // The command has a copy of the socket as well.
+        drop(sleep);
+        let bind = || Ok::<_, String>(UdpSocket::bind(("127.0.0.1", port)).ok());
+        assert!(bind().is_ok_and(|socket| socket.is_none()), "the child holds it");
+        let bound = bound_within(Duration::from_secs(20), port, bind, |text| text);
+        assert!(bound.is_ok(), "{bound:?}");
+        child.wait().expect("its end");
+    }
 
     #[test]
     fn port_freed_during_a_slow_search_is_bound() {
