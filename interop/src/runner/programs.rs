@@ -237,8 +237,10 @@ pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> R
 /// Returns how a client ended. Once rping's has disconnected, it closes the channel on which its other thread waits for
 /// events, and exits with 255 instead of 0 if that thread notices before the process ends (`rping.c` of rdma-core).
 fn without_own_race(client: Ended) -> Ended {
+    let reports = |words: &str| client.output.contains(words);
+    let has_failed = reports("failed") || reports("mismatch");
     let is_race =
-        client.code == Some(255) && client.output.contains("rdma_get_cm_event: Bad file descriptor");
+        client.code == Some(255) && reports("rdma_get_cm_event: Bad file descriptor") && !has_failed;
     if is_race { Ended { code: Some(0), ..client } } else { client }
 }
 
@@ -355,5 +357,7 @@ mod tests {
         assert_eq!(without_own_race(ended(255, raced)).code, Some(0));
         assert_eq!(without_own_race(ended(255, "rdma_get_cm_event: No such device")).code, Some(255));
         assert_eq!(without_own_race(ended(1, raced)).code, Some(1));
+        let failed = format!("data mismatch!\n{raced}");
+        assert_eq!(without_own_race(ended(255, &failed)).code, Some(255));
     }
 }
