@@ -55,8 +55,39 @@ fn bench_finds_what_a_profile_predicts() {
     let why = "not as cx5: rc/rights/fault_in_later_packet is kept; cx5 breaks it (measured on ConnectX-5";
     assert!(other.output.contains(why), "{}", other.output);
     let silent = conform(&site, "--expect cx4lx --filter rc/valid");
-    assert_eq!(silent.status.code(), Some(77), "{}", silent.output);
-    assert!(silent.output.contains("says nothing of the checks that were run"), "{}", silent.output);
+    assert_eq!(silent.status.code(), Some(2), "{}", silent.output);
+    assert!(silent.output.contains("says nothing of the chosen checks"), "{}", silent.output);
+}
+
+/// A program sees the adapter's name only if that is asked for. What a connection's timeout covers is the adapter's.
+#[test]
+fn identity_is_shown_if_asked_for() {
+    if skip("identity_is_shown_if_asked_for", &["ibv_devinfo"]) {
+        return;
+    }
+    let site = Site::new("identity");
+    let seen = |options: &[&str]| {
+        let command = launcher(&[&["--dev", "left"], options].concat(), "ibv_devinfo -v");
+        Running::start(&site.local, command).finish()
+    };
+    let adapter = ["20.43.4100", "0x02c9", "4123"];
+    let identified = seen(&["--profile", "cx6", "--identity"]);
+    let plain = seen(&["--profile", "cx6"]);
+    for part in adapter {
+        assert!(identified.output.contains(part), "{part}: {}", identified.output);
+        assert!(!plain.output.contains(part), "{part}: {}", plain.output);
+    }
+    for devinfo in [&identified, &plain] {
+        let delay = devinfo.output.lines().find(|line| line.contains("local_ca_ack_delay"));
+        assert!(delay.is_some_and(|line| line.ends_with("16")), "{}", devinfo.output);
+    }
+    for (options, why) in
+        [(&["--profile", "hi1822", "--identity"][..], "has no id.vendor"), (&["--identity"][..], "--profile")]
+    {
+        let refused = seen(options);
+        assert_eq!(refused.status.code(), Some(2), "{}", refused.output);
+        assert!(refused.output.contains(why), "{}", refused.output);
+    }
 }
 
 #[test]

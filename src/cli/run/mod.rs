@@ -36,6 +36,7 @@ use roxie::host::{
 use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
+use roxie::profile::Profile;
 use roxie::remote::{TRUSTED_NIC, device_name_of, trusted_nic};
 use roxie_options::ModeName;
 use roxie_options::congestion::CongestionOptions;
@@ -106,6 +107,10 @@ pub(crate) struct Options {
     /// Behave as this adapter was measured to: a name of `roxie profile list`, or a file
     #[arg(long, value_name = "NAME")]
     profile: Option<ChosenProfile>,
+    /// Say that the device is this adapter: vendor, part, firmware, board. A program that knows it may then want more
+    /// of it than verbs
+    #[arg(long, requires = "profile")]
+    identity: bool,
     /// Port that moves frames [default: nic if one serves the interface, else packet if possible, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
@@ -234,6 +239,7 @@ pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
 struct Prepared {
     library: Library,
     name: DeviceName,
+    profile: Option<Profile>,
     interface: Interface,
     port: Port,
     mode: Mode,
@@ -260,13 +266,19 @@ fn prepare(options: &Options, default: impl FnOnce(&Interface) -> Option<Port>) 
     if let Some(chosen) = options.profile.as_ref().filter(|_| !options.quiet) {
         chosen.report();
     }
+    let profile = options.profile.as_ref().map(|chosen| match options.identity {
+        true => chosen.with_identity(),
+        false => Ok(chosen.profile.clone()),
+    });
+    let profile = profile.transpose().map_err(Failure::Usage)?;
     let mode = options.mode.map_or(Mode::Auto, Mode::from);
     let (mut nic, mut name) = (None, options.name.clone());
     if preflight.port == Port::Nic {
         nic = trusted_nic(&interface.name);
         name = name.or_else(|| device_name_of(&interface.name)?.parse().ok());
     }
-    Ok(Prepared { library, name: name.unwrap_or_default(), interface, port: preflight.port, mode, nic })
+    let name = name.unwrap_or_default();
+    Ok(Prepared { library, name, profile, interface, port: preflight.port, mode, nic })
 }
 
 impl Prepared {
@@ -286,7 +298,9 @@ impl Prepared {
     /// VLANs, and no RoCE v1.
     fn view(&self, options: &Options) -> (View, Option<Vlans>) {
         let frames = self.port != Port::Udp;
-        let mut view = View::of(self.name.clone(), &self.interface, frames && options.roce_v1);
+        let identity = self.profile.as_ref().and_then(|profile| profile.identity.clone());
+        let mut view =
+            View::of(self.name.clone(), &self.interface, frames && options.roce_v1).with_identity(identity);
         let mut vlans = if frames { Vlans::on(self.interface.index).ok() } else { None };
         if let Some(vlans) = &mut vlans {
             view.follow_vlans(vlans.links().unwrap_or_default());
@@ -310,7 +324,7 @@ impl Prepared {
             ("ROXIE_CAPTURE", options.capture.clone().map(OsString::from)),
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
-        let profile = options.profile.as_ref().and_then(|chosen| serde_json::to_string(chosen.profile).ok());
+        let profile = self.profile.as_ref().and_then(|profile| serde_json::to_string(profile).ok());
         all.extend(profile.map(|profile| ("ROXIE_PROFILE", profile.into())));
         all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
         if options.roce_v1 {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use roxie::host::{DeviceName, GidEntry, GidTable};
 use roxie::netdev::{Change, Interface, VlanLink, link_speed};
+use roxie::profile::Identity;
 use roxie::verbs::LocalGid;
 use roxie::wire::{Gid, RoceVersion};
 
@@ -22,6 +23,8 @@ pub(super) const RDMA_CM: &str = "rdma_cm";
 const RDMA_CM_ABI: u32 = 4;
 /// Device number of that node: major 10 is `misc`, with the highest minor that Linux assigns dynamically.
 const RDMA_CM_DEV: &str = "10:254";
+/// Vendor ID of Mellanox.
+const MELLANOX: u32 = 0x02c9;
 /// Number of GID table entries shown.
 const GIDS: usize = 32;
 
@@ -62,6 +65,8 @@ pub(super) struct View {
     gids: GidTable,
     /// The VLAN interfaces on the interface, whose addresses are GIDs too.
     vlans: Vec<VlanLink>,
+    /// The adapter that the device says it is.
+    identity: Option<Identity>,
 }
 
 impl View {
@@ -71,7 +76,13 @@ impl View {
         if roce_v1 {
             gids.add_roce_v1();
         }
-        View { name, station: interface.mac, gids, interface: interface.clone(), vlans: Vec::new() }
+        let (station, interface) = (interface.mac, interface.clone());
+        View { name, station, gids, interface, vlans: Vec::new(), identity: None }
+    }
+
+    /// Has the device say that it is this adapter.
+    pub(super) fn with_identity(self, identity: Option<Identity>) -> View {
+        View { identity, ..self }
     }
 
     /// Returns the device's folder below `/sys/class`.
@@ -147,15 +158,23 @@ impl View {
         let [a, b, c, d, e, f] = self.station;
         let guid = format!("{:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}", a ^ 2);
         let folder = self.folder();
+        let (firmware, board, kind) = match &self.identity {
+            None => (env!("CARGO_PKG_VERSION"), "roxie", "roxie".to_owned()),
+            Some(Identity { vendor, part, firmware, board }) => {
+                // As mlx5 names its types.
+                let prefix = if *vendor == MELLANOX { "MT" } else { "" };
+                (firmware.as_str(), board.as_str(), format!("{prefix}{part}"))
+            }
+        };
         for (name, line) in [
             ("node_type", "1: CA"),
             ("node_guid", &guid),
             ("sys_image_guid", &guid),
             ("node_desc", &format!("Roxie on {}", self.interface.name)),
-            ("fw_ver", env!("CARGO_PKG_VERSION")),
+            ("fw_ver", firmware),
             ("hw_rev", "0"),
-            ("hca_type", "roxie"),
-            ("board_id", "roxie"),
+            ("hca_type", &kind),
+            ("board_id", board),
         ] {
             file(format!("{folder}/{name}"), line.to_owned());
         }

@@ -28,8 +28,19 @@ pub struct Profile {
     pub responder: ResponderProfile,
     /// The packets of a connection.
     pub packets: PacketProfile,
+    /// Local CA ACK delay, which ACK timeouts cover: 4.096 us times two to its power. `None`: Roxie's own.
+    pub ack_delay: Option<u8>,
+    /// What the device says that it is. `None`: a Roxie.
+    pub identity: Option<Identity>,
     /// Congestion notifications (CNP).
     pub cnp: CnpProfile,
+}
+
+impl PacketProfile {
+    /// True if requests differ in their BTH: these are not sent by the fast path.
+    pub fn differs_in_requests(&self) -> bool {
+        self.request_bits != 0 || self.first_requests_ack
+    }
 }
 
 /// An adapter's congestion notifications. `None`: as Roxie's own.
@@ -45,6 +56,19 @@ pub struct CnpProfile {
     pub answers_gaps: bool,
 }
 
+/// What an adapter says that it is (`ibv_query_device`, sysfs, netlink).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Vendor ID.
+    pub vendor: u32,
+    /// Number of the part.
+    pub part: u32,
+    /// Version of the firmware.
+    pub firmware: String,
+    /// Board ID.
+    pub board: String,
+}
+
 /// What is different in an adapter's packets of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketProfile {
@@ -54,7 +78,7 @@ pub struct PacketProfile {
     pub source_port_is_qpn: bool,
     /// All are ECN-capable (ECT(0)), whatever the path's traffic class says.
     pub is_ecn_capable: bool,
-    /// The six reserved bits behind FECN and BECN, of requests.
+    /// The six reserved bits behind FECN and BECN, of requests of RC and XRC.
     pub request_bits: u8,
     /// The first packet of a connection asks for an acknowledgement, be it the last one of its message or not.
     pub first_requests_ack: bool,

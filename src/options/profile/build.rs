@@ -1,7 +1,7 @@
 //! The part of a profile that a NIC gets.
 
 use roxie::profile::{
-    AckTimer, Adaptive, CnpProfile, PacketProfile, Profile, ResponderProfile, Step, VendorErrors,
+    AckTimer, Adaptive, CnpProfile, Identity, PacketProfile, Profile, ResponderProfile, Step, VendorErrors,
 };
 use roxie::time::Nanos;
 
@@ -40,12 +40,25 @@ impl ProfileFile {
                 first_requests_ack: self.is_set("ack.first_of_first"),
                 has_credits: self.get("ack.credits").is_some(),
             },
+            ack_delay: self.number("caps.local_ca_ack_delay").map(|code| code as u8),
+            identity: None,
             sq_psn_is_acknowledged: self.get("requester.sq_psn").is_some(),
             responder: ResponderProfile {
                 checks_each_packet: self.get("responder.range").is_some(),
                 counts_before_key: self.is_set("responder.count_before_key"),
                 counts_no_refusal: self.is_set("responder.counts_no_refusal"),
             },
+        })
+    }
+
+    /// Returns vendor, part, firmware and board of the adapter, if the profile has them.
+    pub fn identity(&self) -> Option<Identity> {
+        let text = |path: &str| self.get(path).and_then(toml::Value::as_str).map(str::to_owned);
+        Some(Identity {
+            vendor: self.number("id.vendor")? as u32,
+            part: self.number("id.part")? as u32,
+            firmware: text("id.fw_ver")?,
+            board: text("id.board").unwrap_or_else(|| "unknown".to_owned()),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use roxie::profile::Profile;
+use roxie::profile::{Identity, Profile};
 use roxie_report::output;
 
 use super::{Class, FIELDS, Field, HISTORIES, ProfileError, ProfileFile};
@@ -14,6 +14,8 @@ pub struct ChosenProfile {
     name: String,
     /// The behaviour.
     pub profile: &'static Profile,
+    /// Vendor, part, firmware and board of the adapter.
+    identity: Option<Identity>,
     /// How many fields are of which class.
     evidence: String,
 }
@@ -25,11 +27,30 @@ impl FromStr for ChosenProfile {
         let file = ProfileFile::find(name)?;
         // Once in a program: the option is read once.
         let profile = Box::leak(Box::new(file.profile(HISTORIES[0], false)?));
-        Ok(ChosenProfile { name: name.to_owned(), profile, evidence: file.evidence() })
+        Ok(ChosenProfile {
+            name: name.to_owned(),
+            profile,
+            identity: file.identity(),
+            evidence: file.evidence(),
+        })
     }
 }
 
 impl ChosenProfile {
+    /// Returns the behaviour with the identity of the adapter.
+    ///
+    /// # Errors
+    /// If the profile has no identity.
+    pub fn with_identity(&self) -> Result<Profile, String> {
+        match &self.identity {
+            Some(identity) => Ok(Profile { identity: Some(identity.clone()), ..self.profile.clone() }),
+            None => Err(format!(
+                "--identity: profile {} has no id.vendor, id.part and id.fw_ver: leave the option out",
+                self.name
+            )),
+        }
+    }
+
     /// Reports on standard error how much of the profile is known.
     pub fn report(&self) {
         output::note(format_args!("profile {}: {}", self.name, self.evidence));

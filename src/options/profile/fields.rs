@@ -23,10 +23,14 @@ pub enum FieldKind {
 pub type FieldSpec = (&'static str, FieldKind, &'static str, &'static str);
 
 /// All fields.
-pub const FIELDS: [FieldSpec; 38] = [
+pub const FIELDS: [FieldSpec; 42] = [
     ("id.name", FieldKind::Text, "name", "none"),
     ("id.part", FieldKind::Number(0xffff), "number of the part", "none"),
     ("id.firmware", FieldKind::Text, "range of firmware", "none"),
+    ("id.vendor", FieldKind::Number(0xff_ffff), "vendor ID, with --identity", "that of software"),
+    ("id.fw_ver", FieldKind::Text, "firmware, with --identity", "Roxie's version"),
+    ("id.board", FieldKind::Text, "board ID, with --identity", "unknown"),
+    ("caps.local_ca_ack_delay", FieldKind::Number(31), "local CA ACK delay", "15"),
     ("timer.mode", FieldKind::Word(&["two-phase"]), "kind of the ACK timer", "one timeout a retry"),
     ("timer.floor", FieldKind::Number(31), "smallest ACK timeout that counts", "every one counts"),
     ("timer.factor", FieldKind::Real, "interval of timeouts, in ACK timeouts", "1"),

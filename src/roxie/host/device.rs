@@ -201,8 +201,14 @@ impl Device {
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
             has_lost_interface: AtomicBool::new(false),
             selective_repeat: config.selective_repeat,
+            ack_delay: config.profile.and_then(|profile| profile.ack_delay),
         };
         Device { inner: Arc::new(Handle { watcher: OnceLock::new(), state: Arc::new(state) }) }
+    }
+
+    /// Returns the local CA ACK delay of the device's profile.
+    pub(super) fn ack_delay(&self) -> Option<u8> {
+        self.inner.ack_delay
     }
 
     /// Returns when RC QPs of the device use selective repeat.

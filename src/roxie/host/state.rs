@@ -60,6 +60,8 @@ pub(super) struct State {
     /// The congestion control file.
     pub(super) control_file: Mutex<Option<KnobFile>>,
     pub(super) selective_repeat: SelectiveRepeat,
+    /// Local CA ACK delay of the profile.
+    pub(super) ack_delay: Option<u8>,
     /// True if the interface was deleted, or moved to another namespace.
     pub(super) has_lost_interface: AtomicBool,
 }

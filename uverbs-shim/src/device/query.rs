@@ -18,7 +18,7 @@ use crate::base::newer;
 use crate::base::object::{Errno, code, fill, minus_one};
 use crate::base::report::refuse;
 use crate::device::context::{Context, context};
-use crate::device::settings::guid;
+use crate::device::settings::{guid, settings};
 use crate::memory::DEVICE_MEMORY;
 use crate::srq::wq;
 use roxie::port::Carries;
@@ -57,13 +57,15 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     let node_guid = u64::from_ne_bytes(guid(mac));
     let raw_packets = context.nic.device.port().carries == Carries::AnyFrames;
     let steering = if raw_packets { caps::IBV_DEVICE_MANAGED_FLOW_STEERING } else { 0 };
+    let identity = settings().identity();
     let mut attr = ibv_device_attr {
         node_guid,
         sys_image_guid: node_guid,
         max_mr_size: u64::MAX,
         // Any power of two from 4 KiB, because memory is not translated by pages.
         page_size_cap: !0xfff,
-        vendor_id: VENDOR,
+        vendor_id: identity.map_or(VENDOR, |identity| identity.vendor),
+        vendor_part_id: identity.map_or(0, |identity| identity.part),
         max_qp: limits.qps as c_int,
         max_qp_wr: MAX_WR as c_int,
         device_cap_flags: CAPABILITIES | steering,
@@ -87,11 +89,11 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         max_srq_wr: crate::srq::MAX_SRQ_WR,
         max_srq_sge: crate::srq::MAX_SRQ_SGE,
         max_pkeys: 1,
-        local_ca_ack_delay: 15,
+        local_ca_ack_delay: settings().ack_delay(),
         phys_port_cnt: 1,
         ..ibv_device_attr::default()
     };
-    fill(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    fill(&mut attr.fw_ver, settings().firmware());
     attr
 }
 

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+use roxie::cm::Config;
 use roxie::engine::{Drive, MAX_WORKERS};
 use roxie::host::{
     AckRequestPolicy, DeviceName, PacketRule, PacketRules, PortPlan, SETTINGS_FILE, SelectiveRepeat,
@@ -29,7 +30,7 @@ use roxie::host::{
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
-use roxie::profile::Profile;
+use roxie::profile::{Identity, Profile};
 use roxie::time::Nanos;
 
 use crate::base::report;
@@ -64,6 +65,24 @@ pub(crate) struct Settings {
     pub(crate) ack_requests: AckRequestPolicy,
     /// The launcher that ends connections left by this process.
     pub(crate) launcher: Option<String>,
+}
+
+impl Settings {
+    /// The code of the local CA ACK delay.
+    pub(crate) fn ack_delay(&self) -> u8 {
+        let of_profile = self.profile.and_then(|profile| profile.ack_delay);
+        of_profile.unwrap_or_else(|| Config::default().ack_delay)
+    }
+
+    /// The adapter that the device says it is.
+    pub(crate) fn identity(&self) -> Option<&'static Identity> {
+        self.profile?.identity.as_ref()
+    }
+
+    /// The version of the device's firmware.
+    pub(crate) fn firmware(&self) -> &'static str {
+        self.identity().map_or(env!("CARGO_PKG_VERSION"), |identity| &identity.firmware)
+    }
 }
 
 fn variable(name: &str) -> Option<String> {

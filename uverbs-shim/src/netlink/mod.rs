@@ -229,7 +229,7 @@ fn facts() -> Option<nldev::Device> {
     named.iter_mut().zip(counts).for_each(|(entry, count)| entry.1 = count);
     Some(nldev::Device {
         name: settings().name.to_string(),
-        firmware: env!("CARGO_PKG_VERSION").to_owned(),
+        firmware: settings().firmware().to_owned(),
         guid: u64::from_be(node_guid()),
         capabilities: crate::device::query::CAPABILITIES.into(),
         is_active: interface.up && interface.running,

@@ -194,7 +194,8 @@ impl Process {
         let seed = self.random();
         let selective_repeat = settings::settings().selective_repeat != SelectiveRepeat::Off;
         let ca_guid = u64::from_be(settings::node_guid());
-        let config = Config { seed, ca_guid, selective_repeat, ..Config::default() };
+        let ack_delay = settings::settings().ack_delay();
+        let config = Config { seed, ca_guid, selective_repeat, ack_delay, ..Config::default() };
         let mut manager = Manager::new(config);
         self.nic.device.claim()?;
         let slot = self.nic.device.slot();

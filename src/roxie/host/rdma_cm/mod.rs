@@ -251,7 +251,9 @@ impl ConnectionManager {
         // EUI-64 of the MAC address, as for the node GUID.
         let ca_guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
         let selective_repeat = device.selective_repeat() != SelectiveRepeat::Off;
-        let config = cm::Config { seed: unguessable(), ca_guid, selective_repeat, ..cm::Config::default() };
+        let own = cm::Config::default();
+        let ack_delay = device.ack_delay().unwrap_or(own.ack_delay);
+        let config = cm::Config { seed: unguessable(), ca_guid, selective_repeat, ack_delay, ..own };
         let manager = Manager::new(config);
         let service = ConnectionService::start(device, manager, EventDispatcher::default())?;
         let next_port = AtomicU16::new(unguessable() as u16);
