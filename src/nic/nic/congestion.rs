@@ -152,7 +152,8 @@ impl Nic {
             && self.config.profile.is_some_and(|profile| profile.cnp.answers_gaps)
     }
 
-    /// Answers a marked packet with a notification, after its QP has processed it.
+    /// Answers a marked packet, or one behind a gap if the profile says so, with a notification, after its QP has
+    /// processed it.
     #[cold]
     pub(super) fn answer_mark(&mut self, now: Nanos, index: QpIndex, packet: &Packet, verdict: &Verdict) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };

@@ -160,7 +160,7 @@ impl QpContext {
         }
     }
 
-    /// Returns the BTH fields that all requests of this QP share that do not take the fast path.
+    /// Returns the BTH fields that all planned requests of a reliable service share.
     pub(super) fn request_bth(&self) -> Bth {
         Bth { reserved6: self.packets.request_bits, ..self.bth() }
     }

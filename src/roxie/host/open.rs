@@ -18,6 +18,7 @@ use super::watched_interface::Live;
 use crate::remote::Attachment;
 use roxie_engine::Adapter;
 use roxie_nic::nic::CongestionConfig;
+use roxie_nic::transport::AckRequestPolicy;
 use roxie_port::Port;
 use roxie_port::memory::{self, MemoryConfig};
 #[cfg(feature = "udp")]
@@ -231,6 +232,7 @@ impl Device {
             ("congestion control", config.congestion != CongestionConfig::default()),
             ("congestion control", config.control_file.is_some()),
             ("the profile of an adapter", config.profile.is_some()),
+            ("when messages ask", config.ack_requests != AckRequestPolicy::default()),
         ];
         match ours.into_iter().find(|(_, asked)| *asked && device.is_some()) {
             Some((what, _)) => Err(OpenError::NicsOwn { interface: interface.to_owned(), what }),

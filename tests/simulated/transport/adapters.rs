@@ -65,6 +65,15 @@ fn packets_have_the_fields_of_the_adapter() {
 }
 
 #[test]
+fn first_packet_asks_without_other_differences() {
+    let packets = PacketProfile { first_requests_ack: true, ..PacketProfile::default() };
+    let mut stage = stage(Profile { packets, ..Profile::default() });
+    stage.post(WrOpcode::Write, 600);
+    let sent: Vec<_> = stage.packets().iter().map(|(packet, _)| packet.bth.ack_req).collect();
+    assert_eq!(sent, [true, false, true]);
+}
+
+#[test]
 fn gap_brings_a_notification_if_the_adapter_does() {
     for answers_gaps in [false, true] {
         let cnp = CnpProfile { answers_gaps, ..CnpProfile::default() };

@@ -148,6 +148,29 @@ fn unanswered_probe_ends_late_requests() {
     assert_eq!(stage.statuses(), [(1, WcStatus::RetryExc)], "the retries are counted as before");
 }
 
+/// What was sent along the old path may be unanswered there, which says nothing of the new one.
+#[test]
+fn change_of_path_begins_anew() {
+    let mut stage = stage();
+    stage.exchange(UNSIGNALED);
+    stage.passed(FIRST);
+    stage.passed(FIRST);
+    assert_eq!(stage.sent(UNSIGNALED), (FIRST + 1, false));
+    let drained = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
+    let moved = QpAttr { av: Some(stage.host.path(2, false)), ..drained };
+    for attr in [drained, moved] {
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+        stage.wait(SOON);
+    }
+    assert_eq!(stage.wait(TIMEOUT + TICK), [(Opcode::RC_SEND_ONLY, FIRST + 1)], "sent again");
+    stage.acknowledge(FIRST + 1, ACK, 2);
+    stage.wait(SOON);
+    let resumed = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &resumed).expect("a legal transition");
+    assert_eq!(stage.exchange(UNSIGNALED), (FIRST + 2, true));
+    stage.test(FIRST + 2);
+}
+
 #[test]
 fn new_connection_begins_anew() {
     let mut stage = stage();

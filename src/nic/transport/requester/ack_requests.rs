@@ -65,6 +65,7 @@ impl AckRequests {
     /// Begins with a peer of which nothing is known.
     pub(super) fn meet_peer(&mut self, policy: AckRequestPolicy) {
         self.test = ProbeTest::begin(policy);
+        self.awaits_probe = false;
     }
 
     /// Has unsignaled messages not ask for an acknowledgement, as soon as the peer is known to answer probes.

@@ -114,7 +114,7 @@ impl Requester {
     pub(super) fn new(config: &QpConfig, queue: SendQueue) -> Requester {
         let has_addresses = config.init.qp_type.is_datagram() || config.init.qp_type.is_extended();
         let queue = queue.with_addresses(has_addresses);
-        let is_special = config.profile.is_some_and(|profile| profile.packets.request_bits != 0);
+        let is_special = config.profile.is_some_and(|profile| profile.packets.differs_in_requests());
         Requester::with(SendWindow::new(if is_special { queue.without_fast_path() } else { queue }))
     }
 
@@ -247,6 +247,8 @@ impl Requester {
             self.retry.stop();
         }
         if attr.state == Some(QpState::Rtr) || attr.av.is_some() {
+            // Of a peer on the old path, which may not answer, those ask that have not.
+            self.request_each_ack();
             self.ack_requests.meet_peer(qp.ack_requests);
         }
         let may_be_late = qp.qp_type == QpType::Rc

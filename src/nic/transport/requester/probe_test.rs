@@ -123,7 +123,6 @@ impl ProbeTest {
     /// Handles the lack of an answer, or one that is no acknowledgement. True: the caller starts the timer of the next
     /// test.
     pub(super) fn refuse(&mut self) -> bool {
-        self.answers = 0;
         self.fail();
         if self.stage == Stage::Busy {
             self.stage = Stage::Rest;
@@ -137,6 +136,7 @@ impl ProbeTest {
     }
 
     fn fail(&mut self) {
+        self.answers = 0;
         self.failures += 1;
         self.stage = if self.failures == FAILURES { Stage::Failed } else { Stage::Busy };
     }
