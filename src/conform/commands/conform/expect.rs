@@ -1,9 +1,11 @@
 //! What profiles of adapters say of checks, and a target that is expected to do the same.
 
+use roxie_conform_bench::check::Check;
 use roxie_conform_bench::run::Outcome;
 use roxie_conform_bench::verdict::Verdict;
 use roxie_options::profile::{Class, Evidence, ProfileError, ProfileFile, names};
 use roxie_report::output;
+use toml::Value;
 
 use super::Ended;
 
@@ -17,7 +19,7 @@ const PREDICTIONS: [Prediction; 3] = [
         "cnp.on_nak",
         &["rc/ahead/", "xrc/ahead/", "rc/nak/repeated_after_gap_again", "rc/rnr/sequence_nak_after_wait"],
     ),
-    // Timeouts below 16 count as 16, and a retry of 0 as another number. A timeout of 14 may be that of the first point.
+    // Timeouts below 16 count as 16, and a retry of 0 as another number. That of 14 may be the first point's.
     (
         "timer.mode",
         &[
@@ -35,7 +37,9 @@ const PREDICTIONS: [Prediction; 3] = [
 fn breaks<'a>(file: &'a ProfileFile, check: &str) -> Option<&'a Evidence> {
     let is_meant = |name: &&str| if name.ends_with('/') { check.starts_with(name) } else { check == *name };
     let (field, _) = PREDICTIONS.iter().find(|(_, checks)| checks.iter().any(|name| is_meant(&name)))?;
-    file.fields.get(*field)?.evidence.as_ref()
+    let has_floor = file.get("timer.floor").and_then(Value::as_integer) >= Some(16);
+    let is_set = |value: &Value| *value != Value::Boolean(false) && (*field != "timer.mode" || has_floor);
+    file.fields.get(*field).filter(|field| is_set(&field.value))?.evidence.as_ref()
 }
 
 /// Returns the adapters that break this check as well, with the class of evidence.
@@ -72,6 +76,20 @@ impl Expected {
         ProfileFile::find(name).map(Expected)
     }
 
+    /// Refuses checks of which the profile says nothing.
+    pub(super) fn check(&self, checks: &[Check]) -> Result<(), Ended> {
+        match checks.iter().any(|check| breaks(&self.0, &check.name).is_some()) {
+            true => Ok(()),
+            false => Err(Ended(
+                super::USAGE,
+                format!(
+                    "profile {} says nothing of the chosen checks: see `roxie profile show`",
+                    self.0.name
+                ),
+            )),
+        }
+    }
+
     /// Prints where the target differs from the profile. Returns true if it does not, and an error if no check was run
     /// of which the profile says something.
     pub(super) fn compare(&self, outcomes: &[Outcome]) -> Result<bool, Ended> {
@@ -96,7 +114,7 @@ impl Expected {
         if like + other == 0 {
             return Err(Ended(
                 super::CANNOT_RUN,
-                format!("profile {name} says nothing of the checks that were run: see `roxie profile show`"),
+                format!("no check was run of which profile {name} says something"),
             ));
         }
         output::line(format_args!(

@@ -117,7 +117,7 @@ struct PlayArguments {
     #[command(flatten)]
     through: through::ThroughArguments,
     /// Compare the target with this adapter instead of the specification: a name of `roxie profile list`, or a file
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["fuzz", "through"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["fuzz", "script", "through"])]
     expect: Option<String>,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]

@@ -35,6 +35,9 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
     if checks.is_empty() {
         return Err(Ended(USAGE, "no check has such a name: see `roxie conform list`".into()));
     }
+    if let Some(expected) = &expected {
+        expected.check(&checks)?;
+    }
     let mut reach = match &arguments.ssh {
         Some(host) => Reach::Ssh { host: host.clone(), device: arguments.ssh_device.clone(), running: None },
         None => Reach::Port(SocketAddr::new(arguments.agent.unwrap_or(target), arguments.agent_port)),
