@@ -4,6 +4,7 @@
 //! ```text
 //! scripts -> an operation, rules of `roxie wire`, and what must follow
 //! stream  -> requests and responses of one queue pair          (Stream)
+//! unreliable -> packets of UC, UD and CNPs                     (Unreliable)
 //! rules   -> what must hold                                    (Rule, Tally)
 //! ```
 //!
@@ -25,11 +26,13 @@ mod scripts;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unreliable;
 
 pub use rules::{Finding, Ruling};
 use rules::{RULES, Rule, Scene, Tally};
 pub use scripts::{Follows, SCRIPTS, WireScript, script};
 use stream::Stream;
+use unreliable::Unreliable;
 
 use crate::run::Outcome;
 use crate::verdict::Verdict;
@@ -44,7 +47,7 @@ const CHAPTER: &str = "Packets on the wire";
 /// Addresses of sender and receiver, and the receiver's QPN.
 type Key = (IpAddr, IpAddr, Qpn);
 
-/// Judges the packets of reliable connections that pass a wire.
+/// Judges the packets of connections that pass a wire, or that a capture has. Of a wire those of RC.
 #[derive(Debug, Default)]
 pub struct WireJudge {
     streams: Vec<(Key, Stream)>,
@@ -58,6 +61,8 @@ pub struct WireJudge {
     agreed: HashMap<Key, Agreed>,
     /// The key of the requests that responses with a key are for, as the connection manager said it.
     pairs: HashMap<Key, Key>,
+    /// Packets of other services.
+    unreliable: Unreliable,
     tally: Tally,
     packets: u64,
     /// Packets that are not judged, as there are too many queue pairs.
@@ -101,10 +106,11 @@ impl WireJudge {
     /// Takes an undamaged packet of a capture, from the frame with this number. `is_own`: the host that captured it has
     /// sent it.
     pub fn captured(&mut self, packet: &Packet, frame: u64, now: Nanos, is_own: bool) {
-        if !matches!(packet.info().service, Service::Rc | Service::Xrc) {
-            return;
-        }
         let key = key_of(packet);
+        if !matches!(packet.info().service, Service::Rc | Service::Xrc) {
+            self.tally.scene = Scene { frame, sender: key.0, is_own };
+            return self.unreliable.take(packet, key, &mut self.tally);
+        }
         self.send(packet, key, frame, now, is_own);
         self.deliver(packet, key, now);
     }
@@ -301,6 +307,8 @@ impl WireJudge {
         let is_shared = self.has_shared_atomics();
         let mut outcomes: Vec<Outcome> = RULES
             .into_iter()
+            // A wire is shown RC alone.
+            .filter(|(rule, ..)| *rule != Rule::NotificationForm)
             .map(|(rule, name, clause, asks, stimulus)| {
                 let Ruling { kept, broken, findings, .. } = self.tally.of(rule);
                 let (verdict, came) = match (kept, &findings[..]) {

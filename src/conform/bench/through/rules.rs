@@ -23,10 +23,11 @@ pub(super) enum Rule {
     NakOnce,
     ResponsesFit,
     BeginsAsAgreed,
+    NotificationForm,
 }
 
 /// Name, clause, what is asked, and the stimulus without which a rule is not tested.
-pub(super) const RULES: [(Rule, &str, &str, &str, &str); 15] = [
+pub(super) const RULES: [(Rule, &str, &str, &str, &str); 16] = [
     (
         Rule::AgainFromTheGap,
         "again_from_the_gap",
@@ -131,6 +132,13 @@ pub(super) const RULES: [(Rule, &str, &str, &str, &str); 15] = [
         "12.7.31",
         "the first request of a connection has the PSN that the peer's message of the connection manager asks for",
         "a connection that the connection manager makes",
+    ),
+    (
+        Rule::NotificationForm,
+        "notification_form",
+        "A17.9.3",
+        "a congestion notification has BECN and 16 bytes behind the BTH, and asks for no acknowledgement",
+        "a congestion notification",
     ),
 ];
 

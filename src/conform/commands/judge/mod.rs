@@ -1,4 +1,4 @@
-//! `roxie judge`: what a capture of reliable connections says about the two ends.
+//! `roxie judge`: what a capture says about the two ends.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -38,12 +38,13 @@ const LARGEST_DRAWN: u64 = 1 << 30;
 /// Rules about time.
 const TIMED: [&str; 2] = ["waits_after_rnr", "recovers"];
 
-/// Judge the reliable connections in a capture by the rules of the specification
+/// Judge the packets in a capture by the rules of the specification
 #[derive(Debug, Args)]
 #[command(
     long_about = "\
 Judges the reliable connections in a capture, of any RoCE v2 devices, by the rules of the specification: PSNs, opcodes and \
-lengths, NAKs, what is sent again, READ responses, atomics, message sequence numbers, waits.\n\n\
+lengths, NAKs, what is sent again, READ responses, atomics, message sequence numbers, waits; of UC and UD lengths and the order \
+of opcodes, and the form of congestion notifications.\n\n\
 One capture is enough, made at either end or between the ends; of two, each is judged. Packets that were lost behind the \
 place of the capture make no rule stricter. What a capture cannot decide is said: packets that it lacks, a start in the middle \
 of a connection, no times. Input is as that of `roxie decode`. Packets with a wrong ICRC are counted, and not judged: \
@@ -206,8 +207,9 @@ impl Bench {
 
     fn show(&mut self, packet: &Packet, number: u64, is_own: bool) {
         self.packets += 1;
+        self.judge.captured(packet, number, self.now, is_own);
         match packet.info().service {
-            Service::Rc | Service::Xrc => self.judge.captured(packet, number, self.now, is_own),
+            Service::Rc | Service::Xrc => {}
             other => *self.others.entry(other.name()).or_default() += 1,
         }
     }

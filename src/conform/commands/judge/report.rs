@@ -98,10 +98,8 @@ impl Judged {
         note(self.unread, "frames may carry RoCE behind a header or link type that is not decoded");
         note(self.unjudged, "packets belong to queue pairs beyond the first 1,024, and are not judged");
         for (service, count) in &self.others {
-            note(
-                *count,
-                &format!("packets are of {service}: only reliable connections (RC, XRC) are judged"),
-            );
+            let how = if *service == "RD" { "not judged" } else { "judged by their form alone" };
+            note(*count, &format!("packets are of {service}, which are {how}"));
         }
         if !self.has_times {
             notes.push("frames without times: rules about time are left out".to_owned());
@@ -147,8 +145,8 @@ impl Judged {
                 let _ = writeln!(text, "           {line}");
             }
         }
-        if *of_connections == 0 {
-            let _ = writeln!(text, "nothing to judge: no packet of a reliable connection");
+        if *of_connections == 0 && self.others.is_empty() {
+            let _ = writeln!(text, "nothing to judge: no undamaged RoCE packet");
         }
     }
 
@@ -157,7 +155,7 @@ impl Judged {
             name: format!("judge/{}", ruling.rule),
             chapter: self.file.clone(),
             clause: ruling.clause.into(),
-            stimulus: format!("{} packets of reliable connections", self.of_connections),
+            stimulus: format!("{} packets", self.packets),
             asks: ruling.asks.into(),
             verdict: verdict(ruling),
             came: match (ruling.findings.first(), ruling.undecided) {

@@ -5,6 +5,18 @@ use roxie_wire::{NetHeader, Operation, Packet, Position, Psn};
 use super::{Cause, MOST_SHAPES, MTUS, Request, Stream};
 use crate::through::rules::{Rule, Tally};
 
+/// True if a packet of the second shape may follow one of the first.
+pub(in crate::through) fn may_follow(
+    (operation, position): (Operation, Position),
+    next: (Operation, Position),
+) -> bool {
+    let continues = matches!(next.1, Position::Middle | Position::Last);
+    match position {
+        Position::First | Position::Middle => continues && operation == next.0,
+        Position::Last | Position::Only => !continues,
+    }
+}
+
 impl Stream {
     /// Checks the length of a packet of either direction.
     pub(super) fn check_length(&mut self, packet: &Packet, rules: &mut Tally) {
@@ -35,13 +47,6 @@ impl Stream {
     pub(super) fn check_shape(&mut self, packet: &Packet, end: Psn, rules: &mut Tally) {
         let (psn, info) = (packet.bth.psn, packet.info());
         let shape = (info.operation, info.position);
-        let may_follow = |(operation, position): (Operation, Position), next: (Operation, Position)| {
-            let continues = matches!(next.1, Position::Middle | Position::Last);
-            match position {
-                Position::First | Position::Middle => continues && operation == next.0,
-                Position::Last | Position::Only => !continues,
-            }
-        };
         // Of a new request, these are of the same PSNs a lap before.
         let is_new = !psn.is_before(self.next);
         let known = self.shapes.get(&psn.value()).copied().filter(|_| !is_new);

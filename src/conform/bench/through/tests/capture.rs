@@ -6,7 +6,7 @@ use roxie_wire::cm::{Rep, Req};
 use super::*;
 
 /// A capture, which has what is shown to it.
-struct Capture {
+pub(super) struct Capture {
     judge: WireJudge,
     frames: u64,
     now: Nanos,
@@ -15,7 +15,7 @@ struct Capture {
 }
 
 impl Capture {
-    fn new() -> Capture {
+    pub(super) fn new() -> Capture {
         Capture {
             judge: WireJudge::of_capture(false),
             frames: 0,
@@ -26,7 +26,7 @@ impl Capture {
     }
 
     /// Shows a packet, 1 us after the one before.
-    fn has(&mut self, craft: &Craft) {
+    pub(super) fn has(&mut self, craft: &Craft) {
         self.show(craft, craft.bth.dest_qp == Qpn::new(QPS[1]));
     }
 
@@ -51,14 +51,14 @@ impl Capture {
         self.judge.captured(&packet, self.frames, self.now, self.is_own);
     }
 
-    fn ruling(&mut self, name: &str) -> Ruling {
+    pub(super) fn ruling(&mut self, name: &str) -> Ruling {
         let rulings = self.judge.rulings(self.now);
         rulings.into_iter().find(|ruling| ruling.rule == name).expect("a rule")
     }
 
     /// Checks that no rule is broken, and that none is undecided.
     #[track_caller]
-    fn is_clean(&mut self) {
+    pub(super) fn is_clean(&mut self) {
         let wrong: Vec<_> = self
             .judge
             .rulings(self.now)
@@ -70,7 +70,7 @@ impl Capture {
 
     /// Checks that a rule is broken once, by these frames, and no other.
     #[track_caller]
-    fn breaks(&mut self, name: &str, side: Ipv4Addr, frames: &[u64], words: &str) {
+    pub(super) fn breaks(&mut self, name: &str, side: Ipv4Addr, frames: &[u64], words: &str) {
         let rulings = self.judge.rulings(self.now);
         let broken: Vec<_> = rulings.iter().filter(|ruling| ruling.broken > 0).collect();
         assert!(broken.len() == 1 && broken[0].rule == name, "{broken:?}");

@@ -8,6 +8,7 @@ use super::*;
 use crate::packet::Craft;
 
 mod capture;
+mod unreliable;
 
 const A: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const B: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
