@@ -35,8 +35,8 @@ const PREDICTIONS: [Prediction; 3] = [
 
 /// Returns why an adapter breaks a check, as far as its profile says so.
 fn breaks<'a>(file: &'a ProfileFile, check: &str) -> Option<&'a Evidence> {
-    let is_meant = |name: &&str| if name.ends_with('/') { check.starts_with(name) } else { check == *name };
-    let (field, _) = PREDICTIONS.iter().find(|(_, checks)| checks.iter().any(|name| is_meant(&name)))?;
+    let is_meant = |name: &&str| if name.ends_with('/') { check.starts_with(*name) } else { check == *name };
+    let (field, _) = PREDICTIONS.iter().find(|(_, checks)| checks.iter().any(is_meant))?;
     let has_floor = file.get("timer.floor").and_then(Value::as_integer) >= Some(16);
     let is_set = |value: &Value| *value != Value::Boolean(false) && (*field != "timer.mode" || has_floor);
     file.fields.get(*field).filter(|field| is_set(&field.value))?.evidence.as_ref()
