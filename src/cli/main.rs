@@ -65,7 +65,7 @@ enum Command {
     Nvme(products::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
-    /// Judge the reliable connections in a capture by the rules of the specification
+    /// Judge the packets in a capture by the rules of the specification
     Judge(products::Arguments),
     /// Learn how the transport works: small runs of the engine, with pictures and controls
     Lab(products::Arguments),
