@@ -275,8 +275,8 @@ fn nic_accesses_memory_of_stopped_process() {
     let mut server = site.local("nic", program);
     server.wait_until_it_listens(18515);
     let mut client = site.remote("nic", &format!("{program} {NEAR}"));
-    // The writes continue for six seconds: an engine in the stopped server's process would be missed after half a second,
-    // and two questions to busy NICs may take a second each.
+    // The writes continue for six seconds: an engine in the stopped server's process would be missed after half a
+    // second, and two questions to busy NICs may take a second each.
     // A NIC that has no time to answer is asked again.
     let mut sent = || {
         let mut bytes = 0;
