@@ -43,6 +43,11 @@ impl Repeats {
         self.overtook = self.overtook.max(Some(at));
     }
 
+    /// Notes an RNR NAK, behind which all that is outstanding is sent again.
+    pub fn rewound(&mut self) {
+        self.overtook = self.overtook.max(self.newest);
+    }
+
     /// True if something before `psn` is asked for again.
     pub fn are_before(&mut self, psn: Psn) -> bool {
         let at = self.at(psn);

@@ -232,6 +232,7 @@ impl Line {
                 );
             }
             _ if verdict.starts_with("receiver not ready: wait") => {
+                self.repeats.rewound();
                 let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
                 self.not_ready = Some((psn, before + 1));
             }
