@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use roxie_wire::{Operation, Packet, Position, Psn, Service};
 
 use super::rules::{Rule, Tally};
-use super::stream::{MTUS, may_follow};
+use super::stream::{length_fits, may_follow};
 use super::{Key, MOST_STREAMS};
 
 /// Reserved bytes behind the BTH of a congestion notification. The parser takes them for a header.
@@ -62,14 +62,9 @@ impl Unreliable {
 /// Checks the length of a packet. `before`: that of the packet before it in its message.
 fn check_length(packet: &Packet, before: Option<u32>, tally: &mut Tally) {
     let (info, length) = (packet.info(), packet.payload.len() as u32);
-    let most = before.unwrap_or(MTUS[0]);
-    let holds = match info.position {
-        Position::First => MTUS.contains(&length),
-        Position::Middle => MTUS.contains(&length) && before.is_none_or(|before| before == length),
-        Position::Last => length > 0 && length <= most,
-        Position::Only => length <= MTUS[0],
-    };
-    tally.judge(Rule::LengthsFit, holds, || {
+    // That before a FIRST or an ONLY is of another message.
+    let mtu = before.filter(|_| matches!(info.position, Position::Middle | Position::Last));
+    tally.judge(Rule::LengthsFit, length_fits(info.position, length, mtu), || {
         let before = before.map_or(String::new(), |before| format!("; the one before has {before}"));
         format!("{} of PSN {} has {length} bytes{before}", info.name, packet.bth.psn)
     });

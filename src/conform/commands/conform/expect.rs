@@ -1,5 +1,7 @@
 //! What profiles of adapters say of checks, and a target that is expected to do the same.
 
+use std::sync::LazyLock;
+
 use roxie_conform_bench::check::Check;
 use roxie_conform_bench::run::Outcome;
 use roxie_conform_bench::verdict::Verdict;
@@ -44,10 +46,9 @@ fn breaks<'a>(file: &'a ProfileFile, check: &str) -> Option<&'a Evidence> {
 
 /// Returns the adapters that break this check as well, with the class of evidence.
 fn alike(check: &str) -> impl Iterator<Item = (&'static str, Class)> {
-    names().filter_map(move |name| {
-        let file = ProfileFile::find(name).ok()?;
-        Some((name, breaks(&file, check)?.class))
-    })
+    static FILES: LazyLock<Vec<ProfileFile>> =
+        LazyLock::new(|| names().filter_map(|name| ProfileFile::find(name).ok()).collect());
+    FILES.iter().filter_map(move |file| Some((file.name.as_str(), breaks(file, check)?.class)))
 }
 
 /// Notes in a broken check which adapters are known to break it too.

@@ -5,6 +5,15 @@ use roxie_wire::{NetHeader, Operation, Packet, Position, Psn};
 use super::{Cause, MOST_SHAPES, MTUS, Request, Stream};
 use crate::through::rules::{Rule, Tally};
 
+/// True if a packet may have this length. `mtu`: the path MTU, if it is known.
+pub(in crate::through) fn length_fits(position: Position, length: u32, mtu: Option<u32>) -> bool {
+    match position {
+        Position::First | Position::Middle => MTUS.contains(&length) && mtu.is_none_or(|mtu| mtu == length),
+        Position::Last => length > 0 && length <= mtu.unwrap_or(MTUS[0]),
+        Position::Only => length <= mtu.unwrap_or(MTUS[0]),
+    }
+}
+
 /// True if a packet of the second shape may follow one of the first.
 pub(in crate::through) fn may_follow(
     (operation, position): (Operation, Position),
@@ -26,14 +35,7 @@ impl Stream {
         }
         let length = packet.payload.len() as u32;
         let mtu = self.mtu.filter(|_| self.is_mtu_sure);
-        let holds = match info.position {
-            Position::First | Position::Middle => {
-                MTUS.contains(&length) && mtu.is_none_or(|mtu| mtu == length)
-            }
-            Position::Last => length > 0 && length <= mtu.unwrap_or(MTUS[0]),
-            Position::Only => length <= mtu.unwrap_or(MTUS[0]),
-        };
-        rules.judge(Rule::LengthsFit, holds, || {
+        rules.judge(Rule::LengthsFit, length_fits(info.position, length, mtu), || {
             let mtu = mtu.map_or("not known".to_owned(), |mtu| format!("{mtu} bytes by earlier packets"));
             format!("{} of PSN {} has {length} bytes; the path MTU is {mtu}", info.name, packet.bth.psn)
         });

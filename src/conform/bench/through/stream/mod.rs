@@ -10,7 +10,7 @@ use super::rules::{Rule, Tally};
 
 mod form;
 
-pub(super) use form::may_follow;
+pub(super) use form::{length_fits, may_follow};
 mod request;
 
 use request::{Request, span_of};
@@ -24,7 +24,7 @@ const MOST_SHAPES: usize = 4096;
 /// A jump beyond this many PSNs, more than any window, is a new connection of the same queue pair.
 const NEW_CONNECTION: i64 = 1 << 16;
 /// Path MTUs in bytes.
-pub(super) const MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
+const MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
 
 /// PSNs that a capture lacks, between two of its frames.
 #[derive(Clone, Copy, Debug)]
