@@ -18,5 +18,5 @@ mod wait;
 pub use bare::BarePort;
 pub use gids::{first_gid, no_gid};
 pub use open::Opened;
-pub use options::{DeviceOptions, ModeName, PortKind, THREAD, parse_ack_requests, parse_selective};
+pub use options::{DeviceOptions, ModeName, PortKind, THREAD};
 pub use wait::{IdleYield, linger};

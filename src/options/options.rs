@@ -104,11 +104,11 @@ pub struct DeviceOptions {
     pub(crate) retry: u8,
     /// Send lost packets alone again, where both ends can: off, agree (the ends of the connection ask each other) or
     /// assume (the peer is known to)
-    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
+    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true)]
     pub selective_repeat: SelectiveRepeat,
     /// When unsignaled messages ask for an acknowledgement: always (as adapters do), shown (late, once the peer has
     /// answered two probes) or late (the peer is known to answer probes) [default: shown]
-    #[arg(long, value_name = "WHEN", value_parser = parse_ack_requests, conflicts_with = "profile")]
+    #[arg(long, value_name = "WHEN", conflicts_with = "profile")]
     pub ask: Option<AckRequestPolicy>,
     /// Behave as this adapter was measured to: a name of `roxie profile list`, or a file
     #[arg(long, value_name = "NAME")]
@@ -232,16 +232,6 @@ impl DeviceOptions {
         };
         format!("{}{advice}", wc.status)
     }
-}
-
-/// Parses the argument of `--selective-repeat`.
-pub fn parse_selective(text: &str) -> Result<SelectiveRepeat, String> {
-    text.parse().map_err(|error: roxie::host::UnknownSelectiveRepeat| error.to_string())
-}
-
-/// Parses the argument of `--ask`.
-pub fn parse_ack_requests(text: &str) -> Result<AckRequestPolicy, String> {
-    text.parse().map_err(|error: roxie::host::UnknownAckRequestPolicy| error.to_string())
 }
 
 fn parse_mtu(text: &str) -> Result<Mtu, String> {

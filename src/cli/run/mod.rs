@@ -42,7 +42,6 @@ use roxie_options::ModeName;
 use roxie_options::congestion::CongestionOptions;
 use roxie_options::interface::{Without, usable_interface};
 use roxie_options::profile::ChosenProfile;
-use roxie_options::{parse_ack_requests, parse_selective};
 use roxie_report::failure::Failure;
 use roxie_report::output;
 
@@ -138,11 +137,11 @@ pub(crate) struct Options {
     tos: Option<u8>,
     /// Send lost packets alone again, where both ends can: off, agree (on connections of rdma_cm, whose ends ask each
     /// other) or assume (on all RC connections: the peer is known to)
-    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
+    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true)]
     selective_repeat: SelectiveRepeat,
     /// When unsignaled messages ask for an acknowledgement: always (as adapters do), shown (late, once the peer has
     /// answered two probes) or late (the peer is known to answer probes) [default: shown]
-    #[arg(long, value_name = "WHEN", value_parser = parse_ack_requests, conflicts_with = "profile")]
+    #[arg(long, value_name = "WHEN", conflicts_with = "profile")]
     ask: Option<AckRequestPolicy>,
     /// Make each address a RoCE v1 GID as well (EtherType 0x8915), behind the RoCE v2 ones; not over UDP sockets
     #[arg(long)]

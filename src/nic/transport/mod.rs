@@ -48,7 +48,7 @@ mod xrc;
 mod counters;
 pub mod door;
 
-pub use ack_request_policy::{AckRequestPolicy, UnknownAckRequestPolicy};
+pub use ack_request_policy::AckRequestPolicy;
 pub use address::AddressHandles;
 pub use check::Check;
 pub use context::{QpConfig, QpContext};

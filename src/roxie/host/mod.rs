@@ -94,7 +94,7 @@ pub use roxie_nic::nic::{
 };
 pub use roxie_nic::shared::work_queue::Payload;
 pub use roxie_nic::shared::{Armed, HostMemory, PageList, PostError};
-pub use roxie_nic::transport::{AckRequestPolicy, UnknownAckRequestPolicy};
+pub use roxie_nic::transport::AckRequestPolicy;
 
 pub use ah_options::AhOptions;
 #[cfg(feature = "tokio")]
@@ -121,7 +121,7 @@ pub use rdma_cm::{
     Dialed, FirstMessage, FirstMessages, Offer, PortListener,
 };
 pub use resolve::Resolve;
-pub use selective_repeat::{SelectiveRepeat, UnknownSelectiveRepeat};
+pub use selective_repeat::SelectiveRepeat;
 pub use srq::SharedReceiveQueue;
 pub use stack::Stack;
 pub use xrcd::XrcDomain;

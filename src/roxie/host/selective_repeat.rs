@@ -1,7 +1,6 @@
 //! Whether a device uses selective repeat.
 
-use std::fmt;
-use std::str::FromStr;
+use roxie_base::named;
 
 /// When RC QPs of a device send lost packets alone again (selective repeat), instead of everything from the lost one on
 /// (go-back-N). Both ends of a connection must do so.
@@ -18,42 +17,7 @@ pub enum SelectiveRepeat {
     Assume,
 }
 
-impl SelectiveRepeat {
-    /// Names of all values.
-    pub const NAMES: [(&str, SelectiveRepeat); 3] = [
-        ("off", SelectiveRepeat::Off),
-        ("agree", SelectiveRepeat::Agree),
-        ("assume", SelectiveRepeat::Assume),
-    ];
-}
-
-impl fmt::Display for SelectiveRepeat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = SelectiveRepeat::NAMES.iter().find(|(_, value)| value == self);
-        f.pad(named.map_or("", |(name, _)| name))
-    }
-}
-
-/// A name that is none of a [`SelectiveRepeat`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownSelectiveRepeat(String);
-
-impl fmt::Display for UnknownSelectiveRepeat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is none of off, agree and assume", self.0)
-    }
-}
-
-impl std::error::Error for UnknownSelectiveRepeat {}
-
-impl FromStr for SelectiveRepeat {
-    type Err = UnknownSelectiveRepeat;
-
-    fn from_str(text: &str) -> Result<SelectiveRepeat, UnknownSelectiveRepeat> {
-        let named = SelectiveRepeat::NAMES.iter().find(|(name, _)| *name == text);
-        named.map(|(_, value)| *value).ok_or_else(|| UnknownSelectiveRepeat(text.to_owned()))
-    }
-}
+named!(SelectiveRepeat: "off" => Off, "agree" => Agree, "assume" => Assume);
 
 #[cfg(test)]
 mod tests {
@@ -62,7 +26,7 @@ mod tests {
     #[test]
     fn names_are_read_back_and_others_refused() {
         for (name, value) in SelectiveRepeat::NAMES {
-            assert_eq!((name.parse(), value.to_string().as_str()), (Ok(value), name));
+            assert_eq!((name.parse(), value.to_string().as_str()), (Ok(*value), *name));
         }
         assert!("on".parse::<SelectiveRepeat>().unwrap_err().to_string().contains("assume"));
     }
