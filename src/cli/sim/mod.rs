@@ -1,11 +1,13 @@
 //! `roxie sim`: scenarios of whole networks in virtual time.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use roxie::profile::Profile;
 use roxie_options::profile::ChosenProfile;
 use roxie_report::failure::Failure;
-use roxie_sim::scenario::{Scenario, ScenarioError, Simulation};
+use roxie_sim::scenario::{Scenario, ScenarioError};
 
 mod collect;
 mod play;
@@ -47,14 +49,21 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Prepares a scenario, with the profile that it names.
-fn prepared(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
-    let find = |name: &String| {
-        let chosen = name.parse::<ChosenProfile>();
-        chosen.map(|chosen| chosen.profile).map_err(|error| ScenarioError::of_profile(error.to_string()))
-    };
-    let profile = scenario.hosts.profile.as_ref().map(find).transpose()?;
-    Simulation::with_profile(scenario, profile)
+/// The profiles that scenarios name. Each is read once.
+#[derive(Default)]
+struct Profiles(BTreeMap<String, &'static Profile>);
+
+impl Profiles {
+    /// Returns the profile that a scenario names.
+    fn of(&mut self, scenario: &Scenario) -> Result<Option<&'static Profile>, ScenarioError> {
+        let Some(name) = &scenario.hosts.profile else { return Ok(None) };
+        if !self.0.contains_key(name) {
+            let chosen = name.parse::<ChosenProfile>();
+            let chosen = chosen.map_err(|error| ScenarioError::of_profile(error.to_string()))?;
+            self.0.insert(name.clone(), chosen.profile);
+        }
+        Ok(self.0.get(name).copied())
+    }
 }
 
 /// Returns the failure of an error: of the run, or of the scenario that was given.

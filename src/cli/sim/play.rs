@@ -13,7 +13,7 @@ use roxie_report::formats;
 use roxie_report::output;
 use roxie_sim::scenario::{Results, Scenario, Simulation, Time};
 
-use super::{EXIT_CODES, failure, print};
+use super::{EXIT_CODES, Profiles, failure, print};
 
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_millis(250);
@@ -53,7 +53,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     scenario.seed = arguments.seed.unwrap_or(scenario.seed);
     let mut progress = Progress::new();
     let out = arguments.out.as_deref().map(|folder| Out { folder, parquet: arguments.parquet });
-    let simulation = super::prepared(&scenario).map_err(|error| failure(error.within(&arguments.file)))?;
+    let simulation = Profiles::default()
+        .of(&scenario)
+        .and_then(|profile| Simulation::with_profile(&scenario, profile))
+        .map_err(|error| failure(error.within(&arguments.file)))?;
     let results = play(simulation, &scenario, out, |simulation| progress.tell(simulation))?;
     progress.end(results.summary.events);
     if arguments.json {

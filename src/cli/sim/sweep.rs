@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use clap::Args;
+use roxie::profile::Profile;
 use roxie_report::failure::Failure;
 use roxie_report::output;
-use roxie_sim::scenario::{Results, Scenario};
+use roxie_sim::scenario::{Results, Scenario, Simulation};
 use serde_json::{Map, Value};
 
 use super::collect::{JOB, SUMMARY};
-use super::{EXIT_CODES, collect, failure, play};
+use super::{EXIT_CODES, Profiles, collect, failure, play};
 
 /// File in a job's folder with its whole scenario.
 const SCENARIO: &str = "scenario.toml";
@@ -70,6 +71,8 @@ struct Job {
     folder: PathBuf,
     changes: Map<String, Value>,
     scenario: Scenario,
+    /// The profile that the scenario names.
+    profile: Option<&'static Profile>,
     text: String,
 }
 
@@ -131,10 +134,10 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Failure> {
         let what = format!("{} runs: {MOST} at most", combinations.len() as u64 * arguments.seeds);
         return Err(Failure::Usage(what));
     }
-    let mut jobs = Vec::new();
+    let (mut jobs, mut profiles) = (Vec::new(), Profiles::default());
     for combination in &combinations {
         for seed in base.seed..base.seed + arguments.seeds {
-            jobs.push(job(arguments, &table, combination, seed)?);
+            jobs.push(job(arguments, &table, combination, seed, &mut profiles)?);
         }
     }
     Ok(jobs)
@@ -145,6 +148,7 @@ fn job(
     table: &toml::Table,
     combination: &[(String, String)],
     seed: u64,
+    profiles: &mut Profiles,
 ) -> Result<Job, Failure> {
     let mut table = table.clone();
     let mut changes = Map::new();
@@ -156,6 +160,7 @@ fn job(
     }
     let mut scenario = Scenario::of_table(table).map_err(failure)?;
     scenario.find_nodes(arguments.file.parent().unwrap_or(Path::new(""))).map_err(failure)?;
+    let profile = profiles.of(&scenario).map_err(failure)?;
     scenario.seed = seed;
     changes.insert("seed".into(), seed.into());
     let name: Vec<String> = combination.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -163,7 +168,7 @@ fn job(
     let name: String = [name, vec![format!("seed={seed}")]].concat().join("+").chars().map(plain).collect();
     let text =
         toml::to_string(&scenario).map_err(|error| Failure::Run(format!("a scenario as text: {error}")))?;
-    Ok(Job { folder: arguments.out.join(name), changes, scenario, text })
+    Ok(Job { folder: arguments.out.join(name), changes, scenario, profile, text })
 }
 
 /// Sets the value at a path of table names and entry numbers.
@@ -199,7 +204,8 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
 
 impl Job {
     fn play(&self, out: play::Out<'_>) -> Result<Results, Failure> {
-        play::play(super::prepared(&self.scenario).map_err(failure)?, &self.scenario, Some(out), |_| ())
+        let simulation = Simulation::with_profile(&self.scenario, self.profile).map_err(failure)?;
+        play::play(simulation, &self.scenario, Some(out), |_| ())
     }
 
     /// Keeps a folder with this job's results; clears any other.
